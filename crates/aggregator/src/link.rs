@@ -213,7 +213,7 @@ async fn read(mut body: Incoming) -> Result<Bytes, String> {
             continue;
         };
         if all.len() + data.len() > LARGEST_DOCUMENT {
-            let why = format!("the answer is larger than {LARGEST_DOCUMENT} bytes");
+            let why = format!("the response is larger than {LARGEST_DOCUMENT} bytes");
             return Err(why);
         }
         all.extend_from_slice(&data);

@@ -245,7 +245,7 @@ impl Upkeep {
                 _ => return Err(tree::text(tree::get(&answer, "message")).to_owned()),
             }
         }
-        Err("it was changed too often".to_owned())
+        Err("too many conflicts".to_owned())
     }
 }
 

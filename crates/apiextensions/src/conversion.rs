@@ -260,7 +260,7 @@ fn check_converted(
             };
             let failed = |why: String| (FailureType::Object, format!("{what}: {why}"));
             let Value::Object(mut converted) = converted else {
-                return Err(failed("it is no object".to_owned()));
+                return Err(failed("not an object".to_owned()));
             };
             check(original, &converted, desired).map_err(failed)?;
             restore_metadata(original, &mut converted).map_err(|why| {

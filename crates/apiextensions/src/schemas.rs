@@ -47,7 +47,7 @@ impl Schemas {
         let definition: Value = match machinery::json::from_slice(&definition) {
             Ok(definition) => definition,
             // Only bytes encoded from an object are stored.
-            Err(error) => panic!("a stored definition is no object: {error}"),
+            Err(error) => panic!("a stored CustomResourceDefinition is not an object: {error}"),
         };
         let versions = definition["spec"]["versions"].as_array();
         versions.cloned().unwrap_or_default()

@@ -96,12 +96,12 @@ pub(crate) async fn open(
             let sockets = Sockets::open(&listen, held)?;
             match sockets.copies() {
                 Ok(copies) => context.spawn("holder", keep(holder, path, copies)),
-                Err(error) => warn!(%error, "the sockets of the DNS are not held"),
+                Err(error) => warn!(%error, "cannot pass the DNS sockets to their holder"),
             }
             Ok(sockets)
         }
         Err(error) => {
-            warn!(%error, "the sockets of the DNS are not held");
+            warn!(%error, "cannot pass the DNS sockets to their holder");
             Sockets::open(&listen, Vec::new())
         }
     }
@@ -115,13 +115,13 @@ async fn keep(mut holder: Holder, path: PathBuf, sockets: Vec<OwnedFd>) {
             holder.ended().await
         };
         if let Err(error) = kept.await {
-            warn!(%error, "the sockets of the DNS are not held");
+            warn!(%error, "cannot pass the DNS sockets to their holder");
             return;
         }
         let path = path.clone();
         match blocking(move || Holder::take(&path)).await {
             Ok((next, _)) => holder = next,
-            Err(error) => return warn!(%error, "the sockets of the DNS are not held"),
+            Err(error) => return warn!(%error, "cannot pass the DNS sockets to their holder"),
         }
     }
 }

@@ -142,40 +142,39 @@ impl Figures {
 
     fn register(&self, registry: &mut Registry) {
         let m = self;
-        let about = "Requests that flow control let through";
+        let about = "Requests dispatched by flow control";
         registry.register("dispatched_requests", about, m.dispatched.clone());
-        let about = "Requests that flow control turned away";
+        let about = "Requests rejected by flow control";
         registry.register("rejected_requests", about, m.rejected.clone());
-        let about = "Requests at work now; of watches only those that begin";
+        let about = "Requests being executed; watches count only while they start";
         registry.register("current_executing_requests", about, m.executing.clone());
-        let about = "Seats of requests at work now";
+        let about = "Seats occupied by requests being executed";
         registry.register("current_executing_seats", about, m.executing_seats.clone());
-        let about = "Requests that wait in queues now";
+        let about = "Requests waiting in queues";
         registry.register("current_inqueue_requests", about, m.in_queue.clone());
-        let about = "Seats that requests wait for in queues now";
+        let about = "Seats that requests in queues wait for";
         registry.register("current_inqueue_seats", about, m.in_queue_seats.clone());
-        let about = "Seconds that requests waited for seats";
+        let about = "Seconds that requests waited in queues";
         registry.register("request_wait_duration_seconds", about, m.waits.clone());
-        let about = "Seats that are a level's part by its shares";
+        let about = "Nominal seats of each priority level";
         registry.register("nominal_limit_seats", about, m.nominal.clone());
-        let about = "Seats that a level keeps when it lends all it may";
+        let about = "Minimum seats of each priority level";
         registry.register("lower_limit_seats", about, m.lower.clone());
-        let about = "Seats that a level has when it borrows all it may";
+        let about = "Maximum seats of each priority level";
         registry.register("upper_limit_seats", about, m.upper.clone());
-        let about = "Seats that a level has now";
+        let about = "Current seats of each priority level";
         registry.register("current_limit_seats", about, m.current.clone());
-        let about = "Most seats that a level could have used in the last period";
+        let about = "Highest seat demand of each priority level in the last period";
         registry.register("demand_seats_high_watermark", about, m.most.clone());
-        let about = "Seats that a level could have used, on the average of the last period";
+        let about = "Average seat demand of each priority level in the last period";
         registry.register("demand_seats_average", about, m.average.clone());
-        let about =
-            "Standard deviation of the seats that a level could have used in the last period";
+        let about = "Standard deviation of the seat demand in the last period";
         registry.register("demand_seats_stdev", about, m.deviation.clone());
-        let about = "Seats that a level could have used, smoothed over time";
+        let about = "Smoothed seat demand of each priority level";
         registry.register("demand_seats_smoothed", about, m.smoothed.clone());
-        let about = "Seats that a level should have";
+        let about = "Target seats of each priority level";
         registry.register("target_seats", about, m.target.clone());
-        let about = "Part of its target that a level gets that is not bound otherwise";
+        let about = "Fraction of its target that an unbounded priority level gets";
         registry.register("seat_fair_frac", about, m.fair.clone());
     }
 

@@ -101,7 +101,7 @@ async fn images_beyond_policy(core: &Core) -> Result<()> {
         .into_iter()
         .partition(|image| !most.is_zero() && now - most > image.last_used);
     for image in &old {
-        remove(core, image, "it was not used for too long").await?;
+        remove(core, image, "unused for longer than imageMaximumGCAge").await?;
     }
     let (size, free) = machine::storage(&core.config.root_dir);
     let high = i64::from(settings.image_gc_high_threshold_percent);
@@ -115,7 +115,7 @@ async fn images_beyond_policy(core: &Core) -> Result<()> {
         if to_free <= 0 {
             return Ok(());
         }
-        remove(core, &image, "the disk is full").await?;
+        remove(core, &image, "image filesystem is over the high threshold").await?;
         to_free -= image.size;
     }
     if to_free > 0 {
@@ -131,7 +131,7 @@ async fn images_beyond_policy(core: &Core) -> Result<()> {
 /// Removes all unused images that are old enough.
 pub(crate) async fn unused_images(core: &Core) -> Result<()> {
     for image in find_unused(core).await? {
-        remove(core, &image, "the node is short of disk").await?;
+        remove(core, &image, "node has disk pressure").await?;
     }
     Ok(())
 }

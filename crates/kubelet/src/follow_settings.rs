@@ -74,7 +74,7 @@ fn take_over(core: &Core, sources: &Sources) {
         Ok(loaded) => loaded.configuration,
         Err(error) => {
             warn!(error, "changed kubelet configuration rejected");
-            let message = format!("The changed kubelet configuration is not taken over: {error}");
+            let message = format!("The changed kubelet configuration was rejected: {error}");
             core.events
                 .node(Kind::Warning, "InvalidKubeletConfiguration", message);
             return;

@@ -301,7 +301,7 @@ impl Metrics {
             ),
             (
                 "kubelet_pod_worker_duration_seconds",
-                "How long one look at a pod took.",
+                "Duration of one sync of a pod.",
                 &self.pod_worker,
             ),
             (

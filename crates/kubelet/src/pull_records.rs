@@ -258,7 +258,7 @@ impl PullRecords {
             return;
         }
         if let Err(error) = write(&self.pulled_dir, id, record) {
-            warn!(image, %error, "cannot keep who has pulled an image");
+            warn!(image, %error, "cannot save the record of an image pull");
         }
     }
 }

@@ -184,7 +184,7 @@ impl Runtime {
             .into_inner();
         answer
             .status
-            .ok_or_else(|| Status::not_found("container without a status"))
+            .ok_or_else(|| Status::not_found("the runtime returned no container status"))
     }
 
     /// Runs a command in a container until it ends or times out.

@@ -214,7 +214,9 @@ impl Sources {
             .await?;
         let status = answer.status.unwrap_or_default();
         let (Some(text), Some(expires)) = (status.token, status.expiration_timestamp) else {
-            return Err(Error::Other("the API gave a token without content".into()));
+            return Err(Error::Other(
+                "the API server returned an empty token".into(),
+            ));
         };
         // A token is refreshed after 80% of its lifetime, and at least once a day.
         let life = (expires.0 - now).get_seconds().max(1);

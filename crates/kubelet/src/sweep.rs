@@ -23,7 +23,7 @@ pub(crate) async fn run(core: Arc<Core>) {
         let pause = match sweep(&core).await {
             Ok(()) => INTERVAL,
             Err(error) => {
-                warn!(%error, "cannot look for leftovers of removed pods");
+                warn!(%error, "cannot look for remains of removed pods");
                 RETRY
             }
         };

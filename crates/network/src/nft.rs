@@ -193,7 +193,7 @@ async fn open(one_shot: &mut bool) -> Result<Option<Session>> {
     match session.exchange("", PROBE_WITHIN).await {
         Ok(_) => Ok(Some(session)),
         Err(error) => {
-            warn!(%error, "unexpected answer of nft -i, starting an nft process for every change");
+            warn!(%error, "unexpected output of nft -i, starting an nft process for every change");
             *one_shot = true;
             Ok(None)
         }

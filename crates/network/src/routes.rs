@@ -235,7 +235,7 @@ impl NodeRoutes {
             };
             tokio::select! {
                 changed = nodes.changed() => if changed.is_err() {
-                    return Err("the list of nodes ended".into());
+                    return Err("the informer of nodes ended".into());
                 },
                 noticed = notices.changed() => noticed?,
                 () = retry => {}

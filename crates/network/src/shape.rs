@@ -98,7 +98,7 @@ async fn through_link(host: &Netlink, name: &str) -> Result<u32> {
     made.await
         .map_err(Error::netlink("limit bandwidth: make an ifb link"))?;
     let index = links::index_of(host, name).await?;
-    let index = index.ok_or_else(|| Error::Bandwidth(format!("link {name} did not stay")))?;
+    let index = index.ok_or_else(|| Error::Bandwidth(format!("link {name} was removed")))?;
     let up = LinkUnspec::new_with_index(index).up().build();
     let raised = host.handle.link().set(up).execute().await;
     raised.map_err(Error::netlink("limit bandwidth: set the ifb link up"))?;
@@ -110,7 +110,7 @@ async fn lead_through(host: &Netlink, index: u32, out: u32) -> Result<()> {
     let number = signed(index);
     let handle = host.handle.clone();
     let queue = handle.qdisc().replace(number).ingress().execute().await;
-    queue.map_err(Error::netlink("limit bandwidth: take what arrives"))?;
+    queue.map_err(Error::netlink("limit bandwidth: add the ingress qdisc"))?;
     let filter = handle
         .traffic_filter(number)
         .replace()
@@ -121,7 +121,7 @@ async fn lead_through(host: &Netlink, index: u32, out: u32) -> Result<()> {
         .map_err(Error::netlink("limit bandwidth"))?;
     let led = filter.execute().await;
     led.map_err(Error::netlink(
-        "limit bandwidth: lead packets through the ifb link",
+        "limit bandwidth: redirect packets to the ifb link",
     ))
 }
 

@@ -63,7 +63,7 @@ impl Authority {
         let pair = match (files::read(&crt)?, files::read(&key)?) {
             (Some(crt), Some(key)) => (crt, key),
             (Some(_), None) => {
-                let message = "there is a certificate but no key beside it".to_owned();
+                let message = "there is a certificate without its key".to_owned();
                 return Err(Error::Content { path: key, message });
             }
             (None, existing) => {
@@ -89,7 +89,7 @@ impl Authority {
         let signing = trusted
             .iter()
             .find(|certificate| belongs(certificate, &key))
-            .ok_or_else(|| Error::Certificate("no certificate belongs to the key".to_owned()))?
+            .ok_or_else(|| Error::Certificate("no certificate matches the key".to_owned()))?
             .clone();
         must_be_authority(&signing)?;
         let issuer = Issuer::from_ca_cert_der(&signing, key)?;
@@ -240,7 +240,7 @@ fn must_be_authority(certificate: &[u8]) -> Result<(), Error> {
     if parsed.is_ca() {
         Ok(())
     } else {
-        Err(Error::Certificate("not an authority".to_owned()))
+        Err(Error::Certificate("not a CA certificate".to_owned()))
     }
 }
 
@@ -252,7 +252,11 @@ pub(crate) fn key_pair(pem: &[u8]) -> Result<KeyPair, Error> {
         PrivateKeyDer::Pkcs8(key) => key,
         PrivateKeyDer::Pkcs1(key) => wrap_pkcs1(&key),
         PrivateKeyDer::Sec1(key) => wrap_sec1(&key)?,
-        _ => return Err(Error::Certificate("unknown form of private key".to_owned())),
+        _ => {
+            return Err(Error::Certificate(
+                "unknown format of private key".to_owned(),
+            ));
+        }
     };
     Ok(KeyPair::try_from(&der)?)
 }
@@ -277,7 +281,7 @@ fn wrap_sec1(key: &PrivateSec1KeyDer<'_>) -> Result<PrivatePkcs8KeyDer<'static>,
         (_, true) => OID_P384,
         _ => {
             return Err(Error::Certificate(
-                "only the curves P-256 and P-384 are known".to_owned(),
+                "only the curves P-256 and P-384 are supported".to_owned(),
             ));
         }
     };

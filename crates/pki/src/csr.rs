@@ -95,7 +95,7 @@ impl Request {
             if let ParsedExtension::SubjectAlternativeName(names) = extension {
                 // Two lists of names would be ambiguous.
                 if std::mem::replace(&mut named, true) {
-                    return Err("names are asked for twice".to_owned());
+                    return Err("subjectAltName is requested twice".to_owned());
                 }
                 let mut names = names.general_names.iter();
                 names.try_for_each(|name| wish.add(name))?;
@@ -121,9 +121,9 @@ impl Wish {
                 let sixteen = || <[u8; 16]>::try_from(*bytes).map(IpAddr::from);
                 let address = four.or_else(|_| sixteen());
                 self.addresses
-                    .push(address.map_err(|_| "an address is malformed".to_owned())?);
+                    .push(address.map_err(|_| "an IP address is malformed".to_owned())?);
             }
-            _ => return Err("a name of an unknown kind is asked for".to_owned()),
+            _ => return Err("unknown type of subjectAltName".to_owned()),
         }
         Ok(())
     }
@@ -176,7 +176,7 @@ fn verify(request: &X509CertificationRequest<'_>) -> Result<(), String> {
     if good {
         return Ok(());
     }
-    Err("the request is not signed with its own key, or in a way that is not known".to_owned())
+    Err("invalid signature, or unknown signature algorithm".to_owned())
 }
 
 impl Wish {
@@ -314,7 +314,7 @@ impl Authority {
         let end = end.min(last);
         let mut serial: [u8; 16] = [0; 16];
         ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut serial)
-            .map_err(|_| Error::Certificate("no random numbers".to_owned()))?;
+            .map_err(|_| Error::Certificate("cannot generate random numbers".to_owned()))?;
         serial[0] = serial[0] & 0x7f | 0x40;
         let extensions = extensions(request, usages, &own);
         let body = tlv(
@@ -392,9 +392,7 @@ fn algorithm(key: &rcgen::KeyPair) -> Result<Vec<u8>, Error> {
         () if is(&rcgen::PKCS_RSA_SHA512) => (RSA, 13, &[5, 0]),
         () if is(&rcgen::PKCS_ED25519) => (&[0x2b, 0x65], 112, &[]),
         () => {
-            return Err(Error::Certificate(
-                "the authority's key is of an unknown kind".to_owned(),
-            ));
+            return Err(Error::Certificate("unknown type of CA key".to_owned()));
         }
     };
     Ok(tlv(0x30, &[&tlv(6, &[family, &[last]]), null]))
@@ -538,7 +536,7 @@ mod tests {
         assert!(
             Request::parse(forged.as_bytes())
                 .unwrap_err()
-                .contains("not signed")
+                .contains("invalid signature")
         );
     }
 }

@@ -86,7 +86,7 @@ impl Identity {
         let mut found = BTreeMap::new();
         for (name, content) in json.as_object().ok_or_else(|| wrong("not an object"))? {
             if !FILES.contains(&name.as_str()) && !is_former_key(name) {
-                return Err(wrong(&format!("{name:?} is none of them")));
+                return Err(wrong(&format!("{name:?} is unknown")));
             }
             let content = content.as_str().unwrap_or_default();
             let content = BASE64_STANDARD.decode(content);

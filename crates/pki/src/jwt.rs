@@ -28,7 +28,7 @@ pub enum TokenError {
     Malformed,
     #[error("signed with an algorithm that is not accepted")]
     Algorithm,
-    #[error("signed by nobody we know")]
+    #[error("signed with an unknown key")]
     Signature,
     #[error("claims could not be read")]
     Claims,

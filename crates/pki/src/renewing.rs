@@ -197,7 +197,7 @@ fn parse(pem: &str) -> Result<Current, Error> {
     let chain = certificates_from_pem(pem.as_bytes())?;
     let key = key_pair(pem.as_bytes())?;
     if !belongs(&chain[0], &key) {
-        let why = "the certificate is not of this key".to_owned();
+        let why = "the certificate does not belong to this key".to_owned();
         return Err(Error::Certificate(why));
     }
     let (from, until) = {

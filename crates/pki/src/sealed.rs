@@ -25,9 +25,9 @@ const TAG: usize = 16;
 /// Why sealed content cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SealError {
-    #[error("it is not sealed content of mainstay")]
+    #[error("not encrypted by mainstay")]
     NotSealed,
-    #[error("the password is wrong, or the content was changed")]
+    #[error("wrong password, or the content was modified")]
     Refused,
     #[error(transparent)]
     Io(#[from] io::Error),

@@ -240,7 +240,7 @@ fn damaged_or_mixed_up_files_are_replaced_but_an_authority_never_is() {
     std::fs::copy(dir.path().join("admin.key"), dir.path().join("ca.key")).unwrap();
     let error = Pki::ensure(dir.path(), &names()).err().unwrap().to_string();
     assert!(
-        error.contains("ca.crt: certificate: no certificate belongs to the key"),
+        error.contains("ca.crt: certificate: no certificate matches the key"),
         "{error}"
     );
     std::fs::remove_file(dir.path().join("ca.key")).unwrap();

@@ -77,7 +77,7 @@ impl Draft {
             Ok(places) => places,
             // Bytes that were just encoded are valid.
             Err(why) => panic!(
-                "{} {}: converted bytes are no object: {why}",
+                "{} {}: converted bytes are not an object: {why}",
                 self.header.namespace(),
                 self.header.name()
             ),
@@ -240,7 +240,7 @@ impl Stored {
             // Only bytes encoded from an object are stored. Continuing with anything else would overwrite the object,
             // so the request fails instead.
             Err(error) => panic!(
-                "{} {}: stored bytes are no object: {error}",
+                "{} {}: stored bytes are not an object: {error}",
                 self.header.namespace(),
                 self.header.name()
             ),
@@ -252,7 +252,7 @@ impl Stored {
         match machinery::json::from_slice(&self.metadata()) {
             Ok(metadata) => metadata,
             Err(error) => panic!(
-                "{} {}: stored metadata is no object: {error}",
+                "{} {}: stored metadata is not an object: {error}",
                 self.header.namespace(),
                 self.header.name()
             ),
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "stored bytes are no object")]
+    #[should_panic(expected = "stored bytes are not an object")]
     fn bytes_that_cannot_be_parsed_never_become_an_empty_object() {
         let stored = Stored::stamp(
             draft(r#"{"apiVersion":"v1","kind":"Pod","metadata":{},"spec":{}}"#),

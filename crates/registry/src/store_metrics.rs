@@ -68,38 +68,34 @@ impl Storage {
             evaluated: Family::default(),
             returned: Family::default(),
         };
-        let about = "Seconds that requests to the store took";
+        let about = "Duration of store requests in seconds";
         registry.register(
             "etcd_request_duration_seconds",
             about,
             storage.durations.clone(),
         );
-        registry.register(
-            "etcd_requests",
-            "Requests to the store",
-            storage.requests.clone(),
-        );
-        let about = "Requests to the store that failed";
+        registry.register("etcd_requests", "Store requests", storage.requests.clone());
+        let about = "Store requests that failed";
         registry.register("etcd_request_errors", about, storage.errors.clone());
         for (name, about, counts) in [
             (
                 "apiserver_storage_list",
-                "Lists that were read",
+                "LIST requests served",
                 &storage.lists,
             ),
             (
                 "apiserver_storage_list_fetched_objects",
-                "Objects that lists read",
+                "Objects read for LIST requests",
                 &storage.fetched,
             ),
             (
                 "apiserver_storage_list_evaluated_objects",
-                "Objects that lists tested",
+                "Objects tested against selectors for LIST requests",
                 &storage.evaluated,
             ),
             (
                 "apiserver_storage_list_returned_objects",
-                "Objects that lists gave",
+                "Objects returned by LIST requests",
                 &storage.returned,
             ),
         ] {

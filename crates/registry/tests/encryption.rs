@@ -89,7 +89,7 @@ async fn secrets_are_in_clear_in_memory_alone() {
     store.close();
     drop(store);
     let refused = open(None).map(drop).unwrap_err().to_string();
-    assert!(refused.contains("it is encrypted"), "{refused}");
+    assert!(refused.contains("the value is encrypted"), "{refused}");
     let other = open(Some(&key("two", 2)))
         .map(drop)
         .unwrap_err()

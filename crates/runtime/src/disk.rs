@@ -49,7 +49,7 @@ pub(crate) fn load_last<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let mut lines = bytes.split(|byte| *byte == b'\n').rev();
     lines
         .find_map(|line| serde_json::from_slice(line).ok())
-        .ok_or_else(|| damaged(path, "no whole record"))
+        .ok_or_else(|| damaged(path, "incomplete record"))
 }
 
 /// Reads JSON.

@@ -51,7 +51,7 @@ pub(crate) fn ops<C: Codec>(
         let shown = || String::from_utf8_lossy(&op.key);
         if ops.len() > 1 && !seen.insert(&op.key) {
             return Err(Error::Invalid(format!(
-                "the key {:?} stands twice in one commit",
+                "the key {:?} occurs twice in one commit",
                 shown()
             )));
         }

@@ -127,7 +127,7 @@ impl Handshake {
             .is_none_or(|value| *value != accept)
         {
             return Err(Error::Protocol(
-                "the server answered another handshake".to_owned(),
+                "the server completed another handshake".to_owned(),
             ));
         }
         let chosen = headers

@@ -92,7 +92,9 @@ pub(crate) fn spdy(
     if named && chosen.is_none() {
         let mut answer = refusal(
             StatusCode::FORBIDDEN,
-            format!("unable to upgrade: none of the client's protocols is spoken: {supported:?}"),
+            format!(
+                "unable to upgrade: none of the client's protocols is supported: {supported:?}"
+            ),
         );
         for version in supported {
             answer
@@ -146,7 +148,7 @@ pub(crate) fn handshake(headers: &HeaderMap, protocol: &str) -> Result<Answer, A
         .get(header::SEC_WEBSOCKET_VERSION)
         .is_none_or(|version| version != "13")
     {
-        return Err(bad("only WebSocket version 13 is spoken"));
+        return Err(bad("only WebSocket version 13 is supported"));
     }
     let mut answer = switching("websocket");
     let accept = HeaderValue::from_str(&derive_accept_key(key.as_bytes()));

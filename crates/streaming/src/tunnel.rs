@@ -70,7 +70,7 @@ pub async fn upgrade_as<B>(
     let (parts, _) = request.into_parts();
     let mut client = Request::from_parts(parts, ());
     if negotiate::requested_upgrade(client.headers()).is_none() {
-        let message = "the request asks for no upgrade";
+        let message = "the request has no upgrade header";
         return Ok((refusal(StatusCode::BAD_REQUEST, message), None));
     }
     let mut forwarded = Request::new(Empty::<Bytes>::new());
@@ -147,7 +147,7 @@ async fn answer(
     let (parts, body) = response.into_parts();
     let body = Limited::new(body, MAX_REFUSAL).collect().await;
     let Ok(body) = body else {
-        let message = "the backend's refusal was cut off";
+        let message = "the backend's error response was truncated";
         return Ok(Err(refusal(StatusCode::BAD_GATEWAY, message)));
     };
     let mut answer = Response::new(Full::new(body.to_bytes()));

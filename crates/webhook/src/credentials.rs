@@ -112,7 +112,7 @@ impl Credentials {
             .collect();
         for (name, user) in &users {
             if user.exec.is_some() || user.auth_provider.is_some() {
-                let why = "programs and providers of credentials are not supported for webhooks";
+                let why = "exec and auth-provider credentials are not supported for webhooks";
                 return Err(failed(format!("user {name:?}: {why}")));
             }
         }

@@ -240,7 +240,9 @@ async fn read(mut body: Incoming, limit: usize) -> Result<Bytes, Failure> {
             continue;
         };
         if all.len() + data.len() > limit {
-            return Err(unread(&format!("the answer is larger than {limit} bytes")));
+            return Err(unread(&format!(
+                "the response is larger than {limit} bytes"
+            )));
         }
         all.extend_from_slice(&data);
     }

@@ -46,7 +46,7 @@ impl Authenticator for BootstrapTokens {
         };
         let name = format!("bootstrap-token-{id}");
         let found = self.reader.get("", "secrets", "kube-system", &name).await;
-        let found = found.map_err(|_| Refused("secrets cannot be read".to_owned()))?;
+        let found = found.map_err(|_| Refused("cannot read secrets".to_owned()))?;
         let Some(object) = found else { return Ok(None) };
         Ok(accept(&object.parse(), id, secret, self.clock.now()))
     }

@@ -89,7 +89,7 @@ pub(super) async fn account(
     }
     let read = async |resource: &str, name: &str| {
         let found = reader.get("", resource, namespace, name).await;
-        let found = found.map_err(|_| refuse("the store does not answer"))?;
+        let found = found.map_err(|_| refuse("cannot read the store"))?;
         let found = found.map(|found| found.parse());
         Ok::<_, Refused>(found.filter(|object| !meta::is_deleting(object)))
     };
@@ -101,8 +101,8 @@ pub(super) async fn account(
         return Err(refuse("Token does not match server's copy"));
     }
     let account = read("serviceaccounts", name).await?;
-    let account =
-        account.ok_or_else(|| refuse(format!("ServiceAccount {namespace}/{name} is gone")))?;
+    let account = account
+        .ok_or_else(|| refuse(format!("ServiceAccount {namespace}/{name} does not exist")))?;
     if meta::text(&account, "uid") != claims.uid {
         return Err(refuse("ServiceAccount UID does not match claim"));
     }

@@ -295,7 +295,7 @@ impl ServiceAccounts {
             .reader
             .get("", resource, namespace, &reference.name)
             .await;
-        let found = found.map_err(|_| Refused("the store does not answer".to_owned()))?;
+        let found = found.map_err(|_| Refused("cannot read the store".to_owned()))?;
         let now = self.clock.now();
         let metadata = found.as_deref().map(Stored::metadata);
         alive(metadata.as_deref(), &reference.uid, now)
@@ -314,10 +314,10 @@ struct Life {
 }
 
 fn alive(metadata: Option<&[u8]>, uid: &str, now: Timestamp) -> Result<(), &'static str> {
-    let life: Life = machinery::json::from_slice(metadata.ok_or("does not exist any more")?)
+    let life: Life = machinery::json::from_slice(metadata.ok_or("does not exist")?)
         .map_err(|_| "cannot be read")?;
     if life.uid != uid {
-        return Err("has been replaced by another of its name");
+        return Err("has been recreated with another UID");
     }
     let deleted = life.deletion_timestamp;
     if deleted.is_some_and(|deleted| deleted + GRACE < now) {
@@ -381,7 +381,9 @@ impl Authenticator for ServiceAccounts {
             private.namespace, private.serviceaccount.name
         );
         if claims.sub != subject {
-            return Err(Refused("the token's subject is not its account".to_owned()));
+            return Err(Refused(
+                "the subject does not match the service account".to_owned(),
+            ));
         }
         let namespace = private.namespace.as_str();
         self.lives("serviceaccounts", namespace, &private.serviceaccount)

@@ -34,7 +34,7 @@ impl StaticTokens {
                 return wrong("the token and the user name must not be empty");
             }
             if tokens.iter().any(|(known, _)| known == token) {
-                return wrong("the same token stands on an earlier line");
+                return wrong("duplicate of a token on an earlier line");
             }
             let groups = rest.first().map(String::as_str).unwrap_or_default();
             let groups = groups

@@ -66,7 +66,7 @@ impl Configured {
                 tracing::info!(%path, "authorization configuration replaced");
             }
             Err(error) => {
-                tracing::error!(%path, %error, "authorization configuration: the one of before stays");
+                tracing::error!(%path, %error, "invalid authorization configuration, keeping the current one");
             }
         }
         *known = text;

@@ -138,7 +138,8 @@ pub fn chain(
     let mut chain: Vec<Arc<dyn Authorizer>> = vec![Arc::new(Masters)];
     match (&options.config, &options.webhook) {
         (Some(_), Some(_)) => {
-            let why = "an authorization configuration and flags of an authorization webhook cannot both be given";
+            let why =
+                "--authorization-config cannot be combined with flags of an authorization webhook";
             return Err(why.to_owned());
         }
         (Some(path), None) => chain.push(Arc::new(Configured::load(path, node, rbac)?)),

@@ -55,7 +55,7 @@ enum Failure {
     Client(#[from] kube::Error),
     #[error("cannot decode: {0}")]
     Decode(#[from] serde_json::Error),
-    #[error("the server went silent")]
+    #[error("no bytes from the server in time")]
     Silent,
 }
 

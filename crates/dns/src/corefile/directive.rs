@@ -277,7 +277,7 @@ fn kubernetes(server: &mut Server, reading: &mut Reading<'_>) -> Result<(), Synt
         if zone != own && !is_reverse {
             reading.problem(
                 line,
-                format!("kubernetes: the cluster's zone is {own}, not {zone}"),
+                format!("kubernetes: the zone of the cluster is {own}, not {zone}"),
             );
         }
     }

@@ -66,7 +66,7 @@ pub fn parse(text: &str) -> Result<Vec<Line>, SyntaxError> {
         }
         if opens {
             if open.len() > DEEPEST {
-                return Err(wrong("too many blocks in each other"));
+                return Err(wrong("blocks are nested too deeply"));
             }
             open.push(Vec::new());
         }
@@ -98,7 +98,7 @@ fn split_words(line: &str) -> Result<Vec<String>, String> {
                     Some('"') => break,
                     Some('\\') if letters.peek() == Some(&'"') => word.extend(letters.next()),
                     Some(letter) => word.push(letter),
-                    None => return Err("a quote without its end".to_owned()),
+                    None => return Err("unterminated quote".to_owned()),
                 }
             }
         } else {

@@ -155,7 +155,9 @@ impl KubeletConfiguration {
                 ));
             }
             if list[..index].contains(name) {
-                found.push(format!("enforceNodeAllocatable: {name:?} is there twice"));
+                found.push(format!(
+                    "enforceNodeAllocatable: {name:?} is specified twice"
+                ));
             }
         }
         for name in ["system-reserved", "kube-reserved"] {

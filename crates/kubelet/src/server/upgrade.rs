@@ -103,10 +103,14 @@ async fn sandbox(core: &Core, uid: &str) -> Result<String, Box<Response<Body>>> 
 async fn tunnel(core: &Core, url: &str, mut request: Request<Incoming>) -> Response<Body> {
     let bad = |message: String| text(StatusCode::BAD_GATEWAY, message);
     let Ok(uri) = url.parse::<Uri>() else {
-        return bad(format!("the runtime gave an unusable address: {url}"));
+        return bad(format!(
+            "the runtime returned an invalid streaming URL: {url}"
+        ));
     };
     let (Some(host), port) = (uri.host(), uri.port_u16().unwrap_or(80)) else {
-        return bad(format!("the runtime gave an address without host: {url}"));
+        return bad(format!(
+            "the runtime returned a streaming URL without a host: {url}"
+        ));
     };
     let host = if host == "localhost" {
         "127.0.0.1"

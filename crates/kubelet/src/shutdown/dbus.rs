@@ -95,11 +95,11 @@ impl Bus {
                 let line: Vec<u8> = self.received.drain(..end + 2).collect();
                 return match line.starts_with(expected.as_bytes()) {
                     true => Ok(()),
-                    false => Err(Error::Protocol("the bus refuses this client")),
+                    false => Err(Error::Protocol("D-Bus rejected the authentication")),
                 };
             }
             if self.received.len() > 4096 || !self.receive().await? {
-                return Err(Error::Protocol("the bus does not authenticate this client"));
+                return Err(Error::Protocol("D-Bus did not confirm the authentication"));
             }
         }
     }
@@ -132,7 +132,7 @@ impl Bus {
         self.stream.write_all(&bytes).await?;
         loop {
             let message = self.message().await?;
-            let message = message.ok_or(Error::Protocol("the bus has closed the connection"))?;
+            let message = message.ok_or(Error::Protocol("D-Bus closed the connection"))?;
             if message.is_signal() {
                 if self.pending.len() < MAX_PENDING {
                     let answer = self.answer(message);
@@ -186,7 +186,7 @@ impl Bus {
             if self.received.len() >= needed {
                 needed = Reader::length(&self.received)?;
                 if needed > MAX_MESSAGE {
-                    return Err(Error::Protocol("a message is too large"));
+                    return Err(Error::Protocol("D-Bus message too large"));
                 }
                 if self.received.len() >= needed {
                     let bytes: Vec<u8> = self.received.drain(..needed).collect();

@@ -23,7 +23,7 @@ const LOGIND: Call<'static> = Call {
 pub(super) async fn follow(core: &Arc<Core>, period: Duration) {
     loop {
         match follow_once(core, period).await {
-            Ok(()) => debug!("logind's bus has closed the connection"),
+            Ok(()) => debug!("D-Bus closed the connection to logind"),
             Err(error) => info!(%error, "cannot use logind, no graceful node shutdown"),
         }
         core.config.clock.sleep(RETRY).await;
@@ -149,7 +149,7 @@ async fn inhibit(bus: &mut Bus) -> Result<OwnedFd, Error> {
     ];
     let answer = bus.call(&inhibit, &arguments).await?;
     let lock = answer.descriptors.into_iter().next();
-    lock.ok_or(Error::Protocol("Inhibit gave no descriptor"))
+    lock.ok_or(Error::Protocol("Inhibit returned no file descriptor"))
 }
 
 #[cfg(test)]

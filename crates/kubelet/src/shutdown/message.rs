@@ -221,7 +221,7 @@ impl Message {
                 (UNIX_FDS, Some(Value::U32(count))) => message.descriptors = count,
                 (SIGNATURE, Some(Value::Text(text))) => signature = text,
                 (_, Some(_)) => {}
-                (_, None) => return Err(Error::Protocol("a header field of an unknown type")),
+                (_, None) => return Err(Error::Protocol("unknown type of a D-Bus header field")),
             }
         }
         reader.align(8);
@@ -246,7 +246,7 @@ impl Reader<'_> {
     pub(super) fn length(bytes: &[u8]) -> Result<usize, Error> {
         let mut reader = Reader { bytes, at: 0 };
         if reader.take(4)?[0] != LITTLE_ENDIAN {
-            return Err(Error::Protocol("the bus is not little endian"));
+            return Err(Error::Protocol("D-Bus message is not little-endian"));
         }
         let body = reader.u32()? as usize;
         reader.take(4)?;
@@ -257,7 +257,7 @@ impl Reader<'_> {
     fn take(&mut self, count: usize) -> Result<&[u8], Error> {
         let end = self.at.saturating_add(count);
         let taken = self.bytes.get(self.at..end);
-        let taken = taken.ok_or(Error::Protocol("a message ends too early"))?;
+        let taken = taken.ok_or(Error::Protocol("truncated D-Bus message"))?;
         self.at = end;
         Ok(taken)
     }
@@ -275,7 +275,7 @@ impl Reader<'_> {
     fn text(&mut self, length: usize) -> Result<String, Error> {
         let text = self.take(length)?;
         let text = String::from_utf8(text.to_vec());
-        let text = text.map_err(|_| Error::Protocol("a text is not UTF-8"))?;
+        let text = text.map_err(|_| Error::Protocol("D-Bus string is not UTF-8"))?;
         self.take(1)?;
         Ok(text)
     }

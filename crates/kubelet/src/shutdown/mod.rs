@@ -102,7 +102,7 @@ pub(crate) async fn end_pods(core: &Core) {
     let _ = tokio::time::timeout(LAST_WORDS, reported).await;
     times.end_time = Some(core.now());
     keep(core, times);
-    info!("all pods have ended");
+    info!("all pods have terminated");
 }
 
 async fn end_group(core: &Core, group: Group) {
@@ -130,7 +130,10 @@ async fn end_group(core: &Core, group: Group) {
     };
     let limit = Duration::from_secs(u64::try_from(group.seconds).unwrap_or(0));
     if tokio::time::timeout(limit, ended).await.is_err() {
-        warn!(priority = group.priority, "some pods did not end in time");
+        warn!(
+            priority = group.priority,
+            "some pods did not terminate in time"
+        );
     }
 }
 

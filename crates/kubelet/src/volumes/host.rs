@@ -106,7 +106,7 @@ impl Host for NodeHost {
 
     async fn csi_driver(&self, name: &str) -> Step<Option<Arc<CSIDriver>>> {
         let synced = tokio::time::timeout(PATIENCE, self.csi_drivers.synced()).await;
-        synced.map_err(|_| not_tried("the API does not say which CSI drivers there are"))?;
+        synced.map_err(|_| not_tried("the informer of CSIDrivers has not synced"))?;
         Ok(self.csi_drivers.get("", name))
     }
 

@@ -98,7 +98,7 @@ impl List {
         let versions = texts.filter_map(|text| text.as_str()?.parse().ok());
         let entries = source["plugins"].as_array().cloned().unwrap_or_default();
         if entries.is_empty() {
-            return Err(wrong("no plugins are named".into()));
+            return Err(wrong("no plugins are configured".into()));
         }
         let plugins = entries.into_iter().map(Plugin::parse);
         Ok(Self {
@@ -134,10 +134,10 @@ impl List {
         }
         let message = match silent(&self.version) {
             Some(at) if known(&self.version) => format!(
-                "plugin {:?} does not speak version {} of the configuration",
+                "plugin {:?} does not support configuration version {}",
                 self.plugins[at].kind, self.version
             ),
-            _ => format!("version {} of the configuration is unknown", self.version),
+            _ => format!("unknown configuration version {}", self.version),
         };
         Err(Error::Cni {
             network: self.name.clone(),
@@ -305,7 +305,7 @@ mod tests {
         assert!(
             refused
                 .to_string()
-                .contains("\"b\" does not speak version 0.4.0"),
+                .contains("\"b\" does not support configuration version 0.4.0"),
             "{refused}"
         );
         let mut future = list(json!({ "name": "n", "cniVersion": "9.0.0", "type": "a" }));

@@ -237,7 +237,7 @@ impl PodNetwork for CniNetwork {
                 }
                 Err(failed.err().unwrap_or_else(|| Error::Cni {
                     network: list.name,
-                    message: "no plugin gave an address".into(),
+                    message: "no plugin returned an IP address".into(),
                 }))
             }
         }

@@ -148,7 +148,7 @@ impl Plugins {
             return Ok(Value::Null);
         }
         serde_json::from_slice(&output.stdout)
-            .map_err(|error| trouble(format!("its answer is not JSON: {error}")))
+            .map_err(|error| trouble(format!("its output is not JSON: {error}")))
     }
 
     async fn spawn(
@@ -203,6 +203,6 @@ fn complaint(output: &Output) -> String {
     format!(
         "{}: {}",
         output.status,
-        said.unwrap_or_else(|| "it said nothing".into())
+        said.unwrap_or_else(|| "no output".into())
     )
 }

@@ -18,7 +18,7 @@ pub(super) fn complete(
         return Err(Trouble {
             plugin: plugin.to_owned(),
             command: "ADD",
-            message: "it answered with no result".into(),
+            message: "no result".into(),
         });
     };
     if !fields.contains_key("cniVersion") {
@@ -64,7 +64,7 @@ struct OldIp {
 impl Addresses {
     pub(super) fn from_result(result: &Value, interface: &str) -> Result<Self, String> {
         let result: Answer = serde_json::from_value(result.clone())
-            .map_err(|error| format!("a result that cannot be read: {error}"))?;
+            .map_err(|error| format!("cannot decode the result: {error}"))?;
         let links = result.interfaces.unwrap_or_default();
         let ips = result.ips.unwrap_or_default();
         // Skip addresses of a host interface, or of another interface of the pod.

@@ -107,7 +107,7 @@ impl Call {
         })?;
         let version = config["cniVersion"].as_str().unwrap_or("0.1.0");
         if !VERSIONS.contains(&version) {
-            let details = format!("{version}; spoken are {}", VERSIONS.join(", "));
+            let details = format!("{version}; supported are {}", VERSIONS.join(", "));
             return Err(Failure::new(
                 INCOMPATIBLE_VERSION,
                 "unknown CNI version",
@@ -197,9 +197,8 @@ impl Call {
     pub fn request(&self) -> Result<AttachRequest, Failure> {
         let asked = match &self.config["runtimeConfig"] {
             Value::Null => RuntimeConfig::default(),
-            asked => serde_json::from_value(asked.clone()).map_err(|error| {
-                Failure::new(INVALID_CONFIG, "runtimeConfig makes no sense", error)
-            })?,
+            asked => serde_json::from_value(asked.clone())
+                .map_err(|error| Failure::new(INVALID_CONFIG, "invalid runtimeConfig", error))?,
         };
         let argument = |name: &str| self.arguments.get(name).cloned().unwrap_or_default();
         let mappings = asked

@@ -93,7 +93,7 @@ fn ask(socket: &Path, call: &Call) -> Result<Value, Failure> {
         Ok(answer) => answer,
         Err(error) => Err(Failure::new(
             call::IO,
-            "mainstay's answer is not complete",
+            "incomplete response from mainstay",
             error,
         )),
     }

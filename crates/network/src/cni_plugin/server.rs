@@ -174,8 +174,13 @@ impl CniServer {
 
     /// Checks that the result of ADD still exists; changes nothing.
     async fn check(&self, call: &Call) -> Result<Value, Failure> {
-        let missing =
-            |what: String| Failure::new(call::UNKNOWN_CONTAINER, "not as it was made", what);
+        let missing = |what: String| {
+            Failure::new(
+                call::UNKNOWN_CONTAINER,
+                "the attachment differs from its record",
+                what,
+            )
+        };
         let attachment = self.network.attachment(&call.container_id).await;
         let attachment = attachment.ok_or_else(|| missing(call.container_id.clone()))?;
         for ip in call.config["prevResult"]["ips"]

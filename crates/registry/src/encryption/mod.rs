@@ -130,7 +130,9 @@ impl Encryption {
 /// Checks that a value of a resource without providers is not encrypted.
 pub(crate) fn plain(stored: Bytes) -> Result<Bytes, String> {
     match stored.starts_with(ENCRYPTED) {
-        true => Err("it is encrypted, and no encryption configuration says how".to_owned()),
+        true => {
+            Err("the value is encrypted, but its resource has no encryption provider".to_owned())
+        }
         false => Ok(stored),
     }
 }
@@ -141,7 +143,8 @@ impl Provider {
             let keys = keys.keys.iter().map(|key| {
                 let prefix = format!("k8s:enc:{name}:v1:{}:", key.name);
                 let cipher = key.secret().and_then(|secret| cipher(&secret));
-                let cipher = cipher.ok_or_else(|| format!("{key:?} does not fit {name}"))?;
+                let cipher =
+                    cipher.ok_or_else(|| format!("{key:?} is not a valid key for {name}"))?;
                 Ok((prefix.into_bytes(), cipher))
             });
             keys.collect::<Result<Vec<_>, String>>().map(Provider::Keys)

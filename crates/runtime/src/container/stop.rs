@@ -45,6 +45,6 @@ impl Engine {
         shim.ask(signal(libc::SIGKILL, container.facts.shares_pids))
             .await?;
         let ended = tokio::time::timeout(KILL_DEADLINE, container.ended()).await;
-        ended.map_err(|_| Error::Deadline(format!("container {id} does not die")))
+        ended.map_err(|_| Error::Deadline(format!("container {id} does not exit after SIGKILL")))
     }
 }

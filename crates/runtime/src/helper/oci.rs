@@ -128,7 +128,7 @@ fn run_container(
         .build()?;
     let pid = container
         .pid()
-        .ok_or("libcontainer made a container without a process")?;
+        .ok_or("libcontainer created a container without a process")?;
     shim.created(pid.as_raw(), console.map(Console::receive).transpose()?)?;
     container.start()?;
     executed.wait()

@@ -112,6 +112,9 @@ impl Runtime {
 /// The last line of the runtime's log.
 fn complaint(scratch: &Path, binary: &Path) -> String {
     let log = fs::read_to_string(scratch.join("oci.log")).unwrap_or_default();
-    let last = log.lines().last().unwrap_or("failed without saying why");
+    let last = log
+        .lines()
+        .last()
+        .unwrap_or("failed without an error message");
     format!("{}: {last}", binary.display())
 }

@@ -95,7 +95,7 @@ fn make(root: &Path, device: &LinuxDevice) -> Outcome<()> {
             let same = SFlag::from_bits_truncate(there.st_mode & SFlag::S_IFMT.bits()) == kind
                 && there.st_rdev == number;
             if !same {
-                return Err("something else is there".into());
+                return Err("the path exists and is not that device".into());
             }
         }
         made => made?,

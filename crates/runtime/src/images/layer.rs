@@ -60,7 +60,7 @@ fn unpack(
     let padding = io::copy(&mut content.by_ref().take(MAX_PADDING), &mut io::sink());
     if padding.map_err(Error::file(blob))? == MAX_PADDING {
         return Err(Error::BadImage(format!(
-            "the layer {diff_id} goes on after its end"
+            "the layer {diff_id} has data after its end"
         )));
     }
     let found = content.digest();

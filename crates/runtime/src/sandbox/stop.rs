@@ -44,7 +44,7 @@ impl Engine {
             let cgroup = Cgroup::new(&sandbox.facts.cgroup_parent);
             self.blocking(move || cgroup.remove_within(Duration::from_secs(1)))
                 .await?
-                .map_err(Error::system("remove the sandbox' cgroup"))?;
+                .map_err(Error::system("remove the sandbox's cgroup"))?;
         }
         disk::remove_dir(&sandbox.paths.root)?;
         self.sandboxes.write().remove(&sandbox.id);

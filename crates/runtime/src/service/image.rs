@@ -57,7 +57,7 @@ impl Engine {
 fn named(spec: Option<v1::ImageSpec>) -> Outcome<String> {
     let name = spec.unwrap_or_default().image;
     if name.is_empty() {
-        Err(Error::Invalid("no image is named".into()))
+        Err(Error::Invalid("no image specified".into()))
     } else {
         Ok(name)
     }

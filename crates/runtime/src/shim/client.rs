@@ -140,7 +140,7 @@ impl Client {
         let version = self.0.version.load(Ordering::Relaxed);
         if call.since() > version {
             return Err(Error::Shim(format!(
-                "the pod's shim speaks version {version} and does not know this call"
+                "the pod's shim has version {version} and does not support this call"
             )));
         }
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);

@@ -87,7 +87,7 @@ async fn carry(
             () = &mut reading, if !read => read = true,
             // As with other runtimes, the command continues without its client; only closing a
             // terminal sends SIGHUP.
-            () = closed.cancelled() => return Err(Error::Deadline("the client has gone".into())),
+            () = closed.cancelled() => return Err(Error::Deadline("the client disconnected".into())),
         }
     };
     if !read {
@@ -105,7 +105,7 @@ async fn with_terminal(
     let container = engine.container(container)?;
     let mut process = engine.exec(&container, command, None).await?;
     let terminal = process.terminal.take();
-    let terminal = terminal.ok_or_else(|| Error::Shim("no terminal was made".into()))?;
+    let terminal = terminal.ok_or_else(|| Error::Shim("the terminal was not created".into()))?;
     let terminal = Arc::new(Terminal::new(terminal).map_err(Error::system("use a terminal"))?);
     let closed = session.closed();
     let typing = async {

@@ -353,7 +353,10 @@ async fn a_plugins_error_is_reported_and_a_partial_network_is_undone() {
     let refused = try_run(&node, sandbox_config(&node, "none"))
         .await
         .unwrap_err();
-    assert!(refused.contains("no plugin gave an address"), "{refused}");
+    assert!(
+        refused.contains("no plugin returned an IP address"),
+        "{refused}"
+    );
     plugins.configure(
         "00.conf",
         &json!({ "name": "x", "cniVersion": "1.0.0", "type": "absent" }),
@@ -368,7 +371,10 @@ async fn a_plugins_error_is_reported_and_a_partial_network_is_undone() {
         &json!({ "name": "x", "cniVersion": "0.2.0", "type": "first" }),
     );
     let why = network_ready(&node).await.unwrap_err();
-    assert!(why.contains("does not speak version 0.2.0"), "{why}");
+    assert!(
+        why.contains("does not support configuration version 0.2.0"),
+        "{why}"
+    );
 }
 
 /// The node has its own network namespace, so that links and rules are removed with it.

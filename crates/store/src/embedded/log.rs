@@ -169,7 +169,7 @@ impl Log {
             .and_then(|()| self.disk.sync());
         named.map_err(|error| {
             let path = self.disk.path(&name);
-            Fault::Broken(format!("cannot name {}: {error}", path.display()))
+            Fault::Broken(format!("cannot rename {}: {error}", path.display()))
         })?;
         self.open = Some(next.1);
         self.next += 1;

@@ -123,7 +123,10 @@ pub(super) fn check(disk: &dyn Disk, written: Synced, found: Revision) -> Result
     let what = if names.contains(&segment) {
         format!("{} was cut", disk.path(&segment).display())
     } else if names.contains(&snapshot) {
-        format!("what followed {} is gone", disk.path(&snapshot).display())
+        format!(
+            "the files after {} are missing",
+            disk.path(&snapshot).display()
+        )
     } else {
         format!("{} is missing", disk.path(&segment).display())
     };

@@ -158,7 +158,7 @@ fn replay<C: Codec>(
     codec: &C,
     payload: &[u8],
 ) -> Result<Marks, String> {
-    let (marks, commits) = record::read_batch(payload).ok_or("a batch makes no sense")?;
+    let (marks, commits) = record::read_batch(payload).ok_or("malformed batch")?;
     let mut news = Vec::with_capacity(commits.len());
     for commit in commits {
         // The next one, or the first after a jump.

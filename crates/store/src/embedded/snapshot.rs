@@ -112,7 +112,7 @@ pub(super) fn read(
         file.read_exact_at(&mut head, 0).map_err(failed)?;
     }
     let header = FileHeader::decode(FileKind::Snapshot, &head)
-        .ok_or_else(|| corrupt(0, "this is no snapshot, or its header is damaged"))?;
+        .ok_or_else(|| corrupt(0, "not a snapshot, or its header is damaged"))?;
     let (mut offset, mut count, mut moment) = (header.first() as u64, 0, None);
     loop {
         let damaged = || corrupt(offset, "a record is damaged or missing");

@@ -89,7 +89,7 @@ pub(super) fn previous<D>(
                     Ok(deleted.prev_kvs.into_iter().next())
                 }
                 _ => Err(Error::Unavailable(
-                    "etcd's answer does not fit the question".into(),
+                    "etcd's response does not match the request".into(),
                 )),
             },
         })

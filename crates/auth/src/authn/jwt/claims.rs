@@ -200,7 +200,7 @@ impl Mapper {
                 None | Some(Some(true)) => {}
                 Some(Some(false)) => return Err("oidc: email not verified".to_owned()),
                 Some(None) => {
-                    let why = "oidc: parse 'email_verified' claim: it is no boolean";
+                    let why = "oidc: parse 'email_verified' claim: not a boolean";
                     return Err(why.to_owned());
                 }
             }
@@ -243,8 +243,7 @@ impl Mapper {
                 }
                 Some(found) => found.as_str(),
             };
-            let found =
-                found.ok_or_else(|| format!("oidc: parse claim {claim}: it is no string"))?;
+            let found = found.ok_or_else(|| format!("oidc: parse claim {claim}: not a string"))?;
             if found != rule.required_value {
                 return Err(format!(
                     "oidc: required claim {claim} value does not match. Got = {found}, want = {}",
@@ -297,7 +296,7 @@ fn check(rules: &[(Expression, String)], value: &cel::Value<'_>) -> Result<(), S
 
 fn text<'c>(claims: &'c Map, name: &str) -> Result<&'c str, String> {
     let found = claims.get(name).ok_or("claim not present")?;
-    found.as_str().ok_or_else(|| "it is no string".to_owned())
+    found.as_str().ok_or_else(|| "not a string".to_owned())
 }
 
 /// The groups in a claim, which is a string or a list of strings.

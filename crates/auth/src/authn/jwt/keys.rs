@@ -72,7 +72,7 @@ impl Keys {
         let document: Value = json::from_slice(document).map_err(|error| error.to_string())?;
         let keys = document["keys"]
             .as_array()
-            .ok_or("there is no list of keys")?;
+            .ok_or("the document has no list of keys")?;
         Ok(Self(keys.iter().filter_map(Key::read).collect()))
     }
 
@@ -199,7 +199,7 @@ pub(super) mod tests {
         let (one, other) = (Signer::new("one"), Signer::new("other"));
         let set = json!({"keys": [one.jwk(), {"kty": "oct", "k": "AA"}]}).to_string();
         let keys = Keys::read(set.as_bytes()).unwrap();
-        assert_eq!(keys.0.len(), 1, "keys of other kinds are left out");
+        assert_eq!(keys.0.len(), 1, "unsupported key types are ignored");
         let claims = json!({"iss": "a", "sub": "eve"});
         let signed = |token: &str| keys.signed(&Unverified::read(token).unwrap());
         let good = one.sign(&claims);

@@ -114,7 +114,9 @@ impl Shared {
         let path = self.path.display();
         let text = match std::fs::read_to_string(&self.path) {
             Ok(text) => text,
-            Err(error) => return tracing::error!(%path, %error, "authentication configuration"),
+            Err(error) => {
+                return tracing::error!(%path, %error, "cannot read the authentication configuration");
+            }
         };
         let mut next = self.next.lock();
         if next.0 == text {
@@ -125,7 +127,7 @@ impl Shared {
         *next = match loaded {
             Ok(loaded) => (text, Some(Arc::new(loaded))),
             Err(error) => {
-                tracing::error!(%path, %error, "authentication configuration: the one of before stays");
+                tracing::error!(%path, %error, "invalid authentication configuration, keeping the current one");
                 (text, None)
             }
         };
@@ -138,7 +140,7 @@ impl Shared {
             let found = issuer.discover().await;
             if let Err(error) = &found {
                 let issuer = &issuer.config.issuer.url;
-                tracing::error!(issuer, error, "issuer of tokens");
+                tracing::error!(issuer, error, "OIDC discovery failed");
             }
             found.is_ok()
         });

@@ -29,7 +29,7 @@ impl Conditions {
             match evaluation.result {
                 Ok(cel::Value::Bool(true)) => {}
                 Ok(cel::Value::Bool(false)) => return Ok(false),
-                Ok(_) => failed = Some(format!("match condition '{text}' is no boolean")),
+                Ok(_) => failed = Some(format!("match condition '{text}' is not a boolean")),
                 Err(error) => {
                     failed = Some(format!("match condition '{text}' failed: {error}"));
                 }

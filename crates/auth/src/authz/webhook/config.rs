@@ -146,7 +146,7 @@ impl AuthorizationConfiguration {
         }
         for kind in ["Node", "RBAC"] {
             if !types.contains(kind) {
-                let why = format!("the cluster's own components need the type {kind}");
+                let why = format!("the components of the cluster need the type {kind}");
                 errors.push(Error::required(&root, why));
             }
         }

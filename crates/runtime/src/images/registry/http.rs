@@ -93,7 +93,8 @@ impl Client {
                 scope,
             }) => {
                 if url.starts_with("https:") && !realm.starts_with("https:") {
-                    let message = format!("{url}: tokens would come without TLS from {realm}");
+                    let message =
+                        format!("{url}: refusing to get a token without TLS from {realm}");
                     return Err(Error::Registry(message));
                 }
                 self.token(&realm, &service, &scope).await?
@@ -162,8 +163,8 @@ impl Client {
                 .headers()
                 .get(header::LOCATION)
                 .and_then(|value| value.to_str().ok());
-            let target =
-                target.ok_or_else(|| Error::Registry(format!("{uri}: redirect to nowhere")))?;
+            let target = target
+                .ok_or_else(|| Error::Registry(format!("{uri}: redirect without a location")))?;
             uri = redirect(&uri, target)?;
         }
         Err(Error::Registry(format!("{url}: too many redirects")))

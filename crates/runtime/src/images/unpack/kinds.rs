@@ -33,7 +33,7 @@ pub(super) fn link_target(entry: &Entry<'_, impl Read>) -> Result<PathBuf> {
     let target = entry.link_name().map_err(Error::system("link name"))?;
     target
         .map(|target| target.into_owned())
-        .ok_or_else(|| Error::BadImage("a link to nothing".into()))
+        .ok_or_else(|| Error::BadImage("a link without a target".into()))
 }
 
 /// Removes an earlier entry of the same name.

@@ -127,7 +127,7 @@ fn layers_beyond_the_size_limits_are_refused() {
     let mut endless = layer("a", "x");
     endless.resize(80 << 20, 0);
     let said = refused(&[endless], Limits::default());
-    assert!(said.contains("goes on after its end"), "{said}");
+    assert!(said.contains("has data after its end"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
