@@ -65,10 +65,10 @@ impl Timing {
             usual: (0..PLACES * STEPS).map(|_| OnceLock::new()).collect(),
             usual_steps: Default::default(),
         };
-        let about = "Seconds that one admission plugin took";
+        let about = "Duration of one admission plugin in seconds";
         let name = "apiserver_admission_controller_admission_duration_seconds";
         registry.register(name, about, timing.controllers.clone());
-        let about = "Seconds that all admission plugins took";
+        let about = "Duration of all admission plugins in seconds";
         let name = "apiserver_admission_step_admission_duration_seconds";
         registry.register(name, about, timing.steps.clone());
         timing

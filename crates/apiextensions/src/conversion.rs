@@ -61,7 +61,7 @@ impl Metrics {
             Family::new_with_constructor(|| Histogram::new(DURATIONS));
         registry.register(
             "apiserver_crd_conversion_webhook_duration_seconds",
-            "Seconds that conversion webhooks took",
+            "Duration of conversion webhook calls in seconds",
             durations.clone(),
         );
         Self { durations }

@@ -371,20 +371,20 @@ impl Metrics {
         };
         let (registry, m) = (&mut metrics.registry, &metrics.requests);
         registry.register("apiserver_request", "Requests answered", m.clone());
-        let about = "Seconds until an answer began";
+        let about = "Response latency in seconds";
         registry.register(
             "apiserver_request_duration_seconds",
             about,
             metrics.durations.clone(),
         );
-        let about = "Bytes of answers to reads";
+        let about = "Response sizes of reads in bytes";
         registry.register("apiserver_response_sizes", about, metrics.sizes.clone());
-        let about = "Deprecated APIs that were asked for";
+        let about = "Deprecated APIs that were requested";
         let deprecated = metrics.deprecated.clone();
         registry.register("apiserver_requested_deprecated_apis", about, deprecated);
-        let about = "Requests at work now, without long ones";
+        let about = "Requests being executed, except long-running ones";
         registry.register("apiserver_current_inflight_requests", about, in_flight);
-        let about = "Watches and other long requests at work now";
+        let about = "Long-running requests being executed, such as watches";
         registry.register(
             "apiserver_longrunning_requests",
             about,
@@ -393,10 +393,10 @@ impl Metrics {
         let about = "Objects stored";
         let objects = metrics.objects.clone();
         registry.register("apiserver_resource_objects", about, objects);
-        let about = "Objects stored, by the name before apiserver_resource_objects";
+        let about = "Objects stored; the older name of apiserver_resource_objects";
         let objects = metrics.objects_before.clone();
         registry.register("apiserver_storage_objects", about, objects);
-        let about = "Bytes that the data takes on disk";
+        let about = "Size of the store on disk in bytes";
         registry.register("apiserver_storage_size_bytes", about, metrics.size.clone());
         let about = "Events sent to watchers";
         registry.register(
@@ -413,10 +413,10 @@ impl Metrics {
         let about = "Audit events that were lost";
         registry.register("apiserver_audit_error", about, errors);
         metrics.register_more(sending);
-        let about = "What a health check said last: 1 is good";
+        let about = "Last result of a health check: 1 is healthy";
         let indicators = &mut metrics.indicators;
         indicators.register("kubernetes_healthcheck", about, metrics.checks.clone());
-        let about = "Health checks by what they said";
+        let about = "Health checks by result";
         let so_far = metrics.checks_so_far.clone();
         indicators.register("kubernetes_healthchecks", about, so_far);
         metrics
@@ -424,10 +424,10 @@ impl Metrics {
 
     fn register_more(&mut self, sending: &Budget) {
         let registry = &mut self.registry;
-        let about = "Seconds until an answer began, without the wait for a seat";
+        let about = "Response latency in seconds, without the wait in flow control queues";
         let indicators = self.indicators_of_requests.clone();
         registry.register("apiserver_request_sli_duration_seconds", about, indicators);
-        let about = "Requests that were ended in self-defense";
+        let about = "Requests rejected in self-defense";
         registry.register(
             "apiserver_request_terminations",
             about,
@@ -450,13 +450,13 @@ impl Metrics {
             about,
             self.event_sizes.clone(),
         );
-        let about = "Bytes of answers that were made and not taken by their clients";
+        let about = "Bytes of responses that clients have not read yet";
         registry.register(
             "mainstay_apiserver_unsent_bytes",
             about,
             self.unsent.clone(),
         );
-        let about = "Clients that were cut because they did not read";
+        let about = "Connections closed because the client did not read";
         let cut = sending.cut().clone();
         registry.register("mainstay_apiserver_stalled_clients", about, cut);
         let build = Family::<Build, Gauge>::default();

@@ -86,7 +86,7 @@ impl Controller for Allocator {
             self.recorder
                 .event(&about, Kind::Normal, "CIDRNotAvailable", text);
             return Err(Error::Invalid(
-                "no part of the pod addresses is free".into(),
+                "no free range left in the cluster CIDR".into(),
             ));
         };
         let api: Api<Node> = Api::all(self.client.clone());

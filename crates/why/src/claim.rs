@@ -71,8 +71,8 @@ fn explain(claim: &PersistentVolumeClaim, seen: &Seen) -> Answer {
     match (phase, volume) {
         (Some("Bound"), Some(volume)) => Answer::new(format!("{name} is bound to volume {volume}")),
         (Some("Lost"), _) => Answer::new(format!("{name} has lost its volume"))
-            .because(format!("volume {} is gone", volume.unwrap_or("<none>")))
-            .next("restore the volume's data and make a PersistentVolume of that name, or delete the claim"),
+            .because(format!("volume {} does not exist", volume.unwrap_or("<none>")))
+            .next("restore the volume's data and create a PersistentVolume of that name, or delete the claim"),
         (_, Some(volume)) => waits_for_volume(&name, volume, claim, seen),
         _ => pending(&name, claim, seen),
     }
@@ -84,11 +84,11 @@ fn terminating(name: &str, claim: &PersistentVolumeClaim, seen: &Seen) -> Answer
     let finalizers = claim.metadata.finalizers.clone().unwrap_or_default();
     if finalizers.iter().any(|finalizer| finalizer == PROTECTION) && !seen.users.is_empty() {
         return answer.because(format!(
-            "pods use it: {}; it goes with the last of them",
+            "pods use it: {}; it is deleted when the last of them ends",
             seen.users.join(", ")
         ));
     }
-    answer.because(format!("finalizers hold it: {}", finalizers.join(", ")))
+    answer.because(format!("waiting for finalizers: {}", finalizers.join(", ")))
 }
 
 fn waits_for_volume(
@@ -110,8 +110,9 @@ fn waits_for_volume(
             let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
             answer.because(format!("the volume belongs to claim {namespace}/{name}"))
         }
-        _ => answer
-            .because("the volume's size, access modes, volume mode or class do not suit the claim"),
+        _ => answer.because(
+            "the volume's size, access modes, volume mode or class do not match the claim",
+        ),
     }
 }
 
@@ -135,7 +136,7 @@ fn pending(name: &str, claim: &PersistentVolumeClaim, seen: &Seen) -> Answer {
                 let known: Vec<String> = seen.classes.iter().map(ResourceExt::name_any).collect();
                 return answer
                     .because(format!("there is no StorageClass {asked}"))
-                    .next(format!("make it, or use one of: {}", known.join(", ")));
+                    .next(format!("create it, or use one of: {}", known.join(", ")));
             }
         },
         None => match seen.classes.iter().find(is_default) {
@@ -147,12 +148,12 @@ fn pending(name: &str, claim: &PersistentVolumeClaim, seen: &Seen) -> Answer {
     let waits = class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer");
     match &seen.users[..] {
         [] if waits => answer
-            .because(format!("class {class_name} makes the volume where the first pod runs, and no pod uses the claim yet"))
+            .because(format!("class {class_name} provisions the volume on the node of the first pod, and no pod uses the claim yet"))
             .next("start a pod that uses it"),
         [first, ..] if waits => answer
-            .because(format!("class {class_name} waits until pod {first} has a node"))
+            .because(format!("class {class_name} waits until pod {first} is scheduled"))
             .next(format!("mainstay why pod/{first}")),
-        _ => answer.because(format!("the provisioner {} of class {class_name} has not made its volume yet", class.provisioner)),
+        _ => answer.because(format!("the provisioner {} of class {class_name} has not provisioned the volume yet", class.provisioner)),
     }
 }
 

@@ -72,7 +72,7 @@ fn describe_judgement(judgement: &Judgement) -> String {
         }
         Judgement::Denied(policies) => {
             let all: Vec<String> = policies.iter().map(name).collect();
-            format!("denied: no rule allows it of {}", all.join(", "))
+            format!("denied: no rule of {} allows it", all.join(", "))
         }
     }
 }
@@ -106,7 +106,7 @@ async fn end(client: &kube::Client, namespace: &str, text: &str) -> Result<End> 
     let object = pods.get(name).await?;
     let node = object.spec.as_ref().and_then(|spec| spec.node_name.clone());
     let Some(pod) = Pod::from_object(&object, &node.unwrap_or_default()) else {
-        let why = "has ended or uses its node's network: ask for an address";
+        let why = "has ended or uses the host network: give an IP address instead";
         return Err(Error::Question(format!("{namespace}/{name} {why}")));
     };
     let namespaces: Api<Namespace> = Api::all(client.clone());

@@ -31,8 +31,8 @@ fn explain(namespace: &Namespace) -> Answer {
         let message = condition.message.as_deref().unwrap_or_default();
         answer = answer.because(format!("{}: {message}", condition.type_));
         answer = match condition.type_.as_str() {
-            "NamespaceFinalizersRemaining" => answer.next("whoever set these finalizers has to remove them; is that controller still installed?"),
-            "NamespaceDeletionDiscoveryFailure" => answer.next("an APIService does not answer: kubectl get apiservices"),
+            "NamespaceFinalizersRemaining" => answer.next("the controllers that set these finalizers must remove them; are they still installed?"),
+            "NamespaceDeletionDiscoveryFailure" => answer.next("an APIService is not available: kubectl get apiservices"),
             _ => answer,
         };
     }
@@ -46,7 +46,10 @@ fn explain(namespace: &Namespace) -> Answer {
         .filter(|finalizer| finalizer != "kubernetes")
         .collect();
     if !others.is_empty() {
-        answer = answer.because(format!("spec.finalizers hold it: {}", others.join(", ")));
+        answer = answer.because(format!(
+            "waiting for spec.finalizers: {}",
+            others.join(", ")
+        ));
     }
     answer
 }
@@ -68,7 +71,7 @@ mod tests {
         for part in [
             "namespace/old is Terminating",
             "has 1 resource instances",
-            "spec.finalizers hold it: a.b/c",
+            "waiting for spec.finalizers: a.b/c",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }

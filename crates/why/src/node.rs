@@ -47,12 +47,12 @@ fn explain(node: &Node) -> Answer {
                 .iter()
                 .find(|condition| condition.type_ == "Ready");
             match ready.map(|ready| ready.status.as_str()) {
-                Some("Unknown") => answer.next("look whether the machine is up and its mainstay runs, and whether it reaches the server"),
+                Some("Unknown") => answer.next("check that the machine is up, that mainstay runs on it, and that it reaches the server"),
                 _ => answer,
             }
         }
         None if spec.unschedulable == Some(true) => Answer::new(format!(
-            "{name} is ready and takes no new pods: it is cordoned"
+            "{name} is ready, but cordoned: no new pods are scheduled to it"
         ))
         .next(format!("kubectl uncordon {name}")),
         None => Answer::new(format!("{name} is ready")),
@@ -105,7 +105,7 @@ mod tests {
         let text = explain(&serde_json::from_value(node).unwrap()).to_string();
         assert_eq!(
             text,
-            "node/n1 is ready and takes no new pods: it is cordoned\n  -> kubectl uncordon node/n1\n"
+            "node/n1 is ready, but cordoned: no new pods are scheduled to it\n  -> kubectl uncordon node/n1\n"
         );
     }
 }

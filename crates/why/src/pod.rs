@@ -82,7 +82,7 @@ pub(crate) fn explain(pod: &Pod, seen: &Seen, now: Timestamp) -> Answer {
     match phase {
         Some("Failed") => failed(&name, pod, seen),
         Some("Succeeded") => Answer::new(format!(
-            "{name} has done its work: all containers ended with code 0"
+            "{name} has succeeded: all containers exited with code 0"
         )),
         _ if waits_for_node(pod) => unscheduled(&name, pod, seen),
         _ => on_its_node(&name, pod, seen, now),
@@ -138,13 +138,13 @@ fn terminating(name: &str, pod: &Pod, seen: &Seen, now: Timestamp) -> Answer {
     if !finalizers.is_empty() {
         let holders = finalizers.join(", ");
         answer = answer
-            .because(format!("finalizers hold it: {holders}; whoever set them has to remove them"))
-            .next(format!("if that program is gone for good: kubectl patch {name} --type=merge -p '{{\"metadata\":{{\"finalizers\":null}}}}'"));
+            .because(format!("waiting for finalizers: {holders}; the controllers that set them must remove them"))
+            .next(format!("if those controllers are gone for good: kubectl patch {name} --type=merge -p '{{\"metadata\":{{\"finalizers\":null}}}}'"));
     }
     if overdue < 0 {
         let left = human_duration(-overdue);
         return answer.because(format!(
-            "its containers have {left} left to end by themselves"
+            "its containers have {left} left of their grace period"
         ));
     }
     let node = seen.node.as_ref();
@@ -153,8 +153,12 @@ fn terminating(name: &str, pod: &Pod, seen: &Seen, now: Timestamp) -> Answer {
             .and_then(|node| node.metadata.name.as_deref())
             .unwrap_or_default();
         return answer
-            .because(format!("node {node} does not answer ({sick}), so nobody can say that its containers are gone"))
-            .next(format!("bring the node back, or if it never comes back: kubectl delete node {node}"));
+            .because(format!(
+                "node {node} is not reachable ({sick}), so its containers may still run"
+            ))
+            .next(format!(
+                "bring the node back, or if it never comes back: kubectl delete node {node}"
+            ));
     }
     let running = statuses(pod).filter(|status| {
         status
@@ -196,8 +200,11 @@ fn unscheduled(name: &str, pod: &Pod, seen: &Seen) -> Answer {
         .unwrap_or_default();
     if !gates.is_empty() {
         let gates: Vec<&str> = gates.iter().map(|gate| gate.name.as_str()).collect();
-        return Answer::new(format!("{name} is Pending: scheduling gates hold it")).because(
-            format!("{}; whoever set them has to remove them", gates.join(", ")),
+        return Answer::new(format!("{name} is Pending: it has scheduling gates")).because(
+            format!(
+                "{}; the controllers that set them must remove them",
+                gates.join(", ")
+            ),
         );
     }
     let scheduler = spec.and_then(|spec| spec.scheduler_name.as_deref());
@@ -205,20 +212,19 @@ fn unscheduled(name: &str, pod: &Pod, seen: &Seen) -> Answer {
     let Some(condition) = condition(pod, "PodScheduled") else {
         return match scheduler {
             "default-scheduler" => Answer::new(format!(
-                "{name} is Pending: the scheduler has not looked at it yet"
+                "{name} is Pending: the scheduler has not tried it yet"
             )),
             other => Answer::new(format!(
-                "{name} is Pending: no scheduler named {other} has looked at it"
+                "{name} is Pending: no scheduler named {other} has tried it"
             ))
             .next("start that scheduler, or leave spec.schedulerName empty"),
         };
     };
-    let mut answer = Answer::new(format!("{name} is Pending: no node takes it"));
+    let mut answer = Answer::new(format!("{name} is Pending: it fits no node"));
     let lines = placement::lines(&seen.placement);
     if lines.is_empty() {
         answer = answer.because(condition.message.clone().unwrap_or_default());
-        return answer
-            .because("by now a node would take it: the scheduler tries again after a while");
+        return answer.because("it fits a node now: the scheduler retries after its backoff");
     }
     let help = seen.placement.help.iter();
     help.fold(answer.because_all(lines), |answer, step| answer.next(step))
@@ -244,7 +250,8 @@ fn on_its_node(name: &str, pod: &Pod, seen: &Seen, now: Timestamp) -> Answer {
         Some(since) => {
             let since = human_duration(now.as_second() - since.0.as_second());
             let restarts: i32 = statuses(pod).map(|status| status.restart_count).sum();
-            let mut answer = Answer::new(format!("{name} runs and has been ready for {since}"));
+            let mut answer =
+                Answer::new(format!("{name} is running and has been ready for {since}"));
             if let Some(crashed) = crashed(pod) {
                 let how = last_end(crashed).map(how_it_ended).unwrap_or_default();
                 answer = answer.because(format!(
@@ -300,7 +307,7 @@ fn container_waits(name: &str, status: &ContainerStatus, seen: &Seen) -> Answer 
                 .iter()
                 .find(|warning| warning.message.contains("pull"));
             let cause = pull.map_or(message, |warning| &warning.message);
-            Answer::new(format!("{name} cannot get its image {image}"))
+            Answer::new(format!("{name} cannot pull its image {image}"))
                 .because(cause)
                 .next("check the image's name and tag, the registry's address, and spec.imagePullSecrets")
         }
@@ -318,7 +325,7 @@ fn not_ready(name: &str, pod: &Pod, ready: &PodCondition, seen: &Seen) -> Answer
         .as_ref()
         .and_then(|status| status.phase.as_deref());
     let verdict = match phase {
-        Some("Running") => format!("{name} runs and is not ready"),
+        Some("Running") => format!("{name} is running, but not ready"),
         _ => format!("{name} is being started"),
     };
     let message = ready.message.as_deref().or(ready.reason.as_deref());
@@ -346,9 +353,9 @@ fn how_it_ended(end: &ContainerStateTerminated) -> String {
         Some("ContainerCannotRun" | "StartError") => "could not be started".to_owned(),
         _ => match code - 128 {
             signal if (1..=64).contains(&signal) => {
-                format!("was ended by signal {signal} (exit code {code})")
+                format!("was killed by signal {signal} (exit code {code})")
             }
-            _ => format!("ended with exit code {code}"),
+            _ => format!("exited with code {code}"),
         },
     };
     match end
@@ -435,7 +442,7 @@ mod tests {
                     ..Seen::default()
                 },
                 vec![
-                    "no node takes it",
+                    "it fits no node",
                     "were unschedulable",
                     "-> kubectl uncordon NODE",
                 ],
@@ -447,7 +454,7 @@ mod tests {
                     json!({}),
                 ),
                 Seen::default(),
-                vec!["scheduling gates hold it", "wait;"],
+                vec!["it has scheduling gates", "wait;"],
             ),
             (
                 pod(json!({}), json!({"schedulerName": "mine"}), json!({})),
@@ -485,7 +492,7 @@ mod tests {
                     warnings: vec![warning("Failed", "Failed to pull image: not found")],
                     ..Seen::default()
                 },
-                vec!["cannot get its image here:1", "not found"],
+                vec!["cannot pull its image here:1", "not found"],
             ),
             (
                 pod(json!({}), on_node.clone(), ready),
@@ -499,7 +506,7 @@ mod tests {
                     ..Seen::default()
                 },
                 vec![
-                    "runs and is not ready",
+                    "is running, but not ready",
                     "unready status: [main]",
                     "Readiness probe failed: 503",
                 ],
@@ -507,7 +514,7 @@ mod tests {
             (
                 pod(deleted, on_node.clone(), json!({})),
                 Seen::default(),
-                vec!["is Terminating", "finalizers hold it: a.b/c"],
+                vec!["is Terminating", "waiting for finalizers: a.b/c"],
             ),
             (
                 pod(leaving, on_node.clone(), json!({})),
@@ -526,7 +533,7 @@ mod tests {
             (
                 pod(json!({}), on_node, json!({"phase": "Succeeded"})),
                 Seen::default(),
-                vec!["has done its work"],
+                vec!["has succeeded"],
             ),
         ];
         for (pod, seen, parts) in cases {

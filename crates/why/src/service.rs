@@ -25,12 +25,12 @@ pub(crate) fn explain(service: &Service, pods: &[Pod]) -> Answer {
     if spec.type_.as_deref() == Some("ExternalName") {
         let host = spec.external_name.unwrap_or_default();
         return Answer::new(format!(
-            "{name} is another name for {host}, and has no endpoints"
+            "{name} is of type ExternalName for {host}, and has no endpoints"
         ));
     }
     let Some(labels) = spec.selector.filter(|labels| !labels.is_empty()) else {
         return Answer::new(format!(
-            "{name} selects no pods: its EndpointSlices are made by somebody else"
+            "{name} has no selector: its EndpointSlices are managed by another controller or by hand"
         ))
         .next(format!(
             "kubectl get endpointslices -l kubernetes.io/service-name={}",
@@ -63,7 +63,10 @@ pub(crate) fn explain(service: &Service, pods: &[Pod]) -> Answer {
             "{name} has no ready endpoints: none of its {} pods is ready",
             chosen.len()
         )),
-        ready => Answer::new(format!("{name} leads to {ready} of {} pods", chosen.len())),
+        ready => Answer::new(format!(
+            "{name} has {ready} of {} pods as ready endpoints",
+            chosen.len()
+        )),
     };
     for pod in chosen.iter().filter(|pod| !is_ready(pod)).take(5) {
         answer = answer.next(format!(
@@ -87,9 +90,9 @@ pub(crate) fn explain(service: &Service, pods: &[Pod]) -> Answer {
     if spec.type_.as_deref() == Some("LoadBalancer") && addresses.is_empty() {
         answer = answer.because(match &spec.load_balancer_class {
             Some(class) => format!(
-                "it has no address: the load balancer of class {class} has not given it one"
+                "it has no address: the load balancer of class {class} has not assigned one"
             ),
-            None => "it has no address: no load balancer has given it one".to_owned(),
+            None => "it has no address: no load balancer has assigned one".to_owned(),
         });
     }
     answer
@@ -126,7 +129,7 @@ fn missing_port(port: &ServicePort, pods: &[&Pod]) -> Option<String> {
     let without = pods.iter().filter(|pod| !has(pod)).count();
     (without > 0).then(|| {
         format!(
-            "port {} goes to the port named {wanted}, which {without} of {} pods do not have",
+            "port {} has the target port {wanted}, which {without} of {} pods do not have",
             port.port,
             pods.len()
         )
@@ -180,19 +183,19 @@ mod tests {
             (
                 admin(),
                 vec![pod("a", "web", "True")],
-                "port named admin, which 1 of 1 pods do not have",
+                "target port admin, which 1 of 1 pods do not have",
             ),
             (
                 balancer(),
                 vec![pod("a", "web", "True")],
-                "no load balancer has given it one",
+                "no load balancer has assigned one",
             ),
             (
                 json!({"type": "ExternalName", "externalName": "a.b"}),
                 vec![],
                 "another name for a.b",
             ),
-            (json!({}), vec![], "selects no pods"),
+            (json!({}), vec![], "has no selector"),
         ];
         for (spec, pods, part) in cases {
             let text = explain(&service(spec), &pods).to_string();

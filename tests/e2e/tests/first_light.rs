@@ -120,7 +120,7 @@ fn why_knows(cluster: &Cluster) {
     cluster.kubectl(&run).success();
     let waits = eventually("an answer about the pod that waits", || {
         let said = why(&["pod/big"]);
-        match said.contains("no node takes it") {
+        match said.contains("it fits no node") {
             true => Ok(said),
             false => Err(said),
         }

@@ -103,7 +103,7 @@ fn policies_decide_which_pods_connect_and_load_balancers_reach_a_pod() {
     assert!(reaches(&cluster, "friend", by_name));
     for (client, expected) in [
         ("pod/friend", "allowed by rule 0 of policy default/web"),
-        ("pod/stranger", "denied: no rule allows it of default/web"),
+        ("pod/stranger", "denied: no rule of default/web allows it"),
     ] {
         let why = ["why", "connection", client, "pod/web:8080"];
         let said = cluster.mainstay(&why).success();

@@ -48,16 +48,16 @@ impl Figures {
             mutated: Family::default(),
             mutation: durations(),
         };
-        let about = "Validations that did not simply hold, by policy, binding and what was done";
+        let about = "Validation failures by policy, binding and enforcement action";
         let name = "apiserver_validating_admission_policy_check";
         registry.register(name, about, figures.validated.clone());
-        let about = "Seconds that their policies took";
+        let about = "Duration of validation by a policy in seconds";
         let name = "apiserver_validating_admission_policy_check_duration_seconds";
         registry.register(name, about, figures.validation.clone());
         let about = "Mutations by policy and binding";
         let name = "apiserver_mutating_admission_policy_check";
         registry.register(name, about, figures.mutated.clone());
-        let about = "Seconds that mutations took";
+        let about = "Duration of mutations in seconds";
         let name = "apiserver_mutating_admission_policy_check_duration_seconds";
         registry.register(name, about, figures.mutation.clone());
         figures

@@ -96,7 +96,7 @@ impl Metrics {
         let m = &metrics;
         registry.register(
             "apiserver_admission_webhook_admission_duration_seconds",
-            "Seconds that an admission webhook took",
+            "Duration of admission webhook calls in seconds",
             m.durations.clone(),
         );
         registry.register(
@@ -121,12 +121,12 @@ impl Metrics {
         );
         registry.register(
             "apiserver_admission_match_condition_exclusions",
-            "Requests that match conditions excluded",
+            "Requests excluded by match conditions",
             m.exclusions.clone(),
         );
         registry.register(
             "apiserver_admission_match_condition_evaluation_seconds",
-            "Seconds that match conditions took",
+            "Duration of match conditions in seconds",
             m.evaluations.clone(),
         );
         metrics

@@ -108,7 +108,7 @@ impl Access {
         );
         registry.register(
             "authentication_duration_seconds",
-            "Seconds until a caller was known",
+            "Duration of authentication in seconds",
             durations,
         );
         let attempts = Family::<Outcome, Counter>::default();
@@ -122,7 +122,7 @@ impl Access {
         );
         registry.register(
             "authorization_duration_seconds",
-            "Seconds until a caller was allowed or not",
+            "Duration of authorization in seconds",
             durations,
         );
         let users = Family::<Username, Counter>::default();
@@ -134,7 +134,7 @@ impl Access {
             users,
         );
         let expiry = Histogram::new(EXPIRY);
-        let about = "Seconds that are left of client certificates";
+        let about = "Remaining validity of client certificates in seconds";
         registry.register(
             "apiserver_client_certificate_expiration_seconds",
             about,

@@ -29,7 +29,7 @@ pub(super) fn write(out: &mut String) {
     let open = fs::read_dir("/proc/self/fd").ok();
     let open = open.map(|files| files.count() as f64);
     put("process_open_fds", "gauge", about, open);
-    let about = "Files that may be open.";
+    let about = "Maximum number of open file descriptors.";
     put("process_max_fds", "gauge", about, most_files());
     let about = "Memory in use, in bytes.";
     put("process_resident_memory_bytes", "gauge", about, resident());

@@ -54,7 +54,7 @@ impl Panicked {
             ticket.panicked(message);
         }
         Err(Status::internal(
-            "the request made the server panic; its log says where",
+            "the request made the server panic; see its log",
         ))
     }
 }

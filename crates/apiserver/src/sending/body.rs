@@ -122,7 +122,7 @@ impl http_body::Body for Paced {
                 && Instant::now() >= end
             {
                 flight.budget.cut.inc();
-                return Poll::Ready(Some(Err("the answer was not read in time".into())));
+                return Poll::Ready(Some(Err("the response was not read in time".into())));
             }
             match ready!(Pin::new(&mut this.body).poll_frame(context)) {
                 Some(Ok(frame)) => {

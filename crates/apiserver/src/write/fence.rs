@@ -45,7 +45,7 @@ impl Fence {
     /// The error for a leader whose term is over. Retrying is of no use.
     pub(super) fn over(&self) -> Status {
         let lease = &self.lease;
-        let why = format!("the term of this leader is over: another one wrote the Lease {lease}");
+        let why = format!("this leader was replaced: another holder wrote the Lease {lease}");
         Status::failure(403, "Forbidden", why)
     }
 }

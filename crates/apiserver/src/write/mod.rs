@@ -461,5 +461,5 @@ impl Write {
 
 /// The store returns a result for every operation of a transaction, so this does not occur.
 fn nothing_came_back() -> Status {
-    Status::internal("the store committed a write and told nothing of it")
+    Status::internal("the store committed a write and returned no result")
 }

@@ -148,7 +148,7 @@ async fn a_leader_whose_term_is_over_commits_nothing() {
         let refused = fenced(&server, version, method, path, body).await;
         assert_eq!(refused["reason"], "Forbidden", "{method}: {refused}");
         let message = refused["message"].as_str().unwrap();
-        assert!(message.contains("term of this leader is over"), "{message}");
+        assert!(message.contains("this leader was replaced"), "{message}");
     }
     let left = admin(&server, "GET", &one, Value::Null).await.json();
     assert!(left["data"].is_null(), "{left}");

@@ -100,11 +100,11 @@ pub(super) fn show(page: &mut Exposition) {
             page.sample(name, &labels, value(figure), None);
         }
     };
-    let help = "Changes that wait for the slowest subscriber of an informer";
+    let help = "Changes queued for the slowest subscriber of an informer";
     gauges("informer_queued_items", help, |figure| figure.1);
-    let help = "The last 15 digits of the resourceVersion that an informer shows";
+    let help = "The last 15 digits of the resourceVersion that an informer has reached";
     gauges("informer_store_resource_version", help, |figure| figure.2);
-    let help = "How long an informer took to take in a change";
+    let help = "How long an informer took to process a change";
     page.histograms("informer_processing_latency_seconds", help, &LATENCIES);
 }
 

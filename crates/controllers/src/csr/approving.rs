@@ -172,7 +172,7 @@ impl Approver {
     /// Fails with the reason why a serving certificate needs manual approval.
     fn check_serving(&self, csr: &CertificateSigningRequest, request: &Wish) -> Result<(), String> {
         let config = &self.shared.config;
-        let authority = config.authority.as_ref().ok_or("nobody signs it")?;
+        let authority = config.authority.as_ref().ok_or("no signer is configured")?;
         let names = authority.0.names();
         let addresses = request.addresses.iter();
         let pods = addresses.flat_map(|one| self.pods.by_index(ADDRESS, &address_key(*one)));

@@ -50,7 +50,7 @@ pub const MUTATING: Builtin = Builtin {
     },
     columns: &[
         NAME,
-        column("Mutations", "integer", "How many changes it makes."),
+        column("Mutations", "integer", "Number of mutations."),
         column("ParamKind", "string", "Kind of its parameters."),
         AGE,
     ],
@@ -83,7 +83,7 @@ pub const MUTATING_BINDING: Builtin = Builtin {
 
 const COLUMNS: &[Column] = &[
     NAME,
-    column("Validations", "integer", "How many rules it has."),
+    column("Validations", "integer", "Number of validations."),
     column("ParamKind", "string", "Kind of its parameters."),
     AGE,
 ];

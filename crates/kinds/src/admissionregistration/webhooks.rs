@@ -43,7 +43,7 @@ pub const MUTATING: Builtin = Builtin {
 
 const COLUMNS: &[Column] = &[
     NAME,
-    column("Webhooks", "integer", "How many are asked."),
+    column("Webhooks", "integer", "Number of webhooks."),
     AGE,
 ];
 

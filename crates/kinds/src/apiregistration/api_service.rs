@@ -57,8 +57,8 @@ pub const KIND: Builtin = Builtin {
 
 const COLUMNS: &[Column] = &[
     NAME,
-    column("Service", "string", "Who serves it."),
-    column("Available", "string", "Whether it answers."),
+    column("Service", "string", "Service that serves the API."),
+    column("Available", "string", "Whether the API is available."),
     AGE,
 ];
 

@@ -24,7 +24,7 @@ pub const KIND: Builtin = Builtin {
 
 const COLUMNS: &[Column] = &[
     NAME,
-    column("Controller", "string", "Whose template it is."),
+    column("Controller", "string", "Owner of the revision."),
     column("Revision", "string", "Number of the revision."),
     AGE,
 ];

@@ -65,10 +65,10 @@ pub const V1: Builtin = Builtin {
 
 const COLUMNS: &[Column] = &[
     NAME,
-    column("Reference", "string", "What is scaled."),
+    column("Reference", "string", "Object that is scaled."),
     column("Targets", "string", "Metrics, current and wanted."),
-    column("MinPods", "string", "Fewest pods."),
-    column("MaxPods", "string", "Most pods."),
+    column("MinPods", "string", "Minimum number of pods."),
+    column("MaxPods", "string", "Maximum number of pods."),
     column("Replicas", "string", "Pods there are."),
     AGE,
 ];

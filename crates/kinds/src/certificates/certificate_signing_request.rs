@@ -74,10 +74,18 @@ pub const KIND: Builtin = Builtin {
 const COLUMNS: &[Column] = &[
     NAME,
     AGE,
-    column("SignerName", "string", "Who should sign."),
-    column("Requestor", "string", "Who asks."),
-    column("RequestedDuration", "string", "How long it should be good."),
-    column("Condition", "string", "How far it is."),
+    column("SignerName", "string", "Name of the signer."),
+    column("Requestor", "string", "User who created the request."),
+    column(
+        "RequestedDuration",
+        "string",
+        "Requested validity of the certificate.",
+    ),
+    column(
+        "Condition",
+        "string",
+        "Approved, denied, issued or pending.",
+    ),
 ];
 
 fn row(object: &Object, now: i64) -> Vec<Value> {

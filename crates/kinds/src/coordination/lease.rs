@@ -25,7 +25,7 @@ pub const KIND: Builtin = Builtin {
 
 const COLUMNS: &[Column] = &[
     NAME,
-    column("Holder", "string", "Who holds the lease."),
+    column("Holder", "string", "Holder of the lease."),
     AGE,
 ];
 

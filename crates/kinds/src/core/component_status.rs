@@ -17,7 +17,7 @@ pub const KIND: Builtin = Builtin {
     columns: &[
         NAME,
         column("Status", "string", "Whether it is healthy."),
-        column("Message", "string", "What it says."),
+        column("Message", "string", "Message of the component."),
         column("Error", "string", "What went wrong."),
     ],
     row: |object, _| {

@@ -76,13 +76,13 @@ fn renamed(object: Object, version: &str, direction: fn(Pair) -> Pair) -> Object
 const COLUMNS: &[Column] = &[
     column("Last Seen", "string", "Time since it happened last."),
     column("Type", "string", "Normal or Warning."),
-    column("Reason", "string", "Why, in one word."),
-    column("Object", "string", "What it is about."),
-    wide("Subobject", "string", "Which part of it."),
-    wide("Source", "string", "Who says so."),
+    column("Reason", "string", "Reason in one word."),
+    column("Object", "string", "Object that the event is about."),
+    wide("Subobject", "string", "Field of the object."),
+    wide("Source", "string", "Component that reported it."),
     column("Message", "string", "What happened."),
     wide("First Seen", "string", "Time since it happened first."),
-    wide("Count", "string", "How often."),
+    wide("Count", "string", "Number of occurrences."),
     formatted("Name", "string", "name", "Name of the event.", 1),
 ];
 

@@ -150,8 +150,8 @@ const COLUMNS: &[Column] = &[
         "string",
         "What happens when its claim goes.",
     ),
-    column("Status", "string", "Whether it is free, bound or released."),
-    column("Claim", "string", "The claim that has it."),
+    column("Status", "string", "Phase of the volume."),
+    column("Claim", "string", "Claim that is bound to the volume."),
     column("StorageClass", "string", "Class it belongs to."),
     column(
         "VolumeAttributesClass",

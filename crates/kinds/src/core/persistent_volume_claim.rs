@@ -105,8 +105,8 @@ fn warnings(object: &Object) -> Vec<String> {
 
 const COLUMNS: &[Column] = &[
     NAME,
-    column("Status", "string", "Whether it has a volume."),
-    column("Volume", "string", "The volume it has."),
+    column("Status", "string", "Phase of the claim."),
+    column("Volume", "string", "Volume that is bound to the claim."),
     column("Capacity", "string", "Size of the volume."),
     column("Access Modes", "string", "How it can be mounted."),
     column("StorageClass", "string", "Class it asks for."),

@@ -42,7 +42,11 @@ pub const KIND: Builtin = Builtin {
 const COLUMNS: &[Column] = &[
     NAME,
     column("PriorityLevel", "string", "The level."),
-    column("MatchingPrecedence", "string", "Lower is asked first."),
+    column(
+        "MatchingPrecedence",
+        "string",
+        "Order of evaluation; lower comes first.",
+    ),
     column(
         "DistinguisherMethod",
         "string",

@@ -18,7 +18,7 @@ const COLUMNS: &[Column] = &[
         "Window",
         "string",
         "duration",
-        "What the average is over.",
+        "Time window of the average.",
         0,
     ),
 ];

@@ -59,7 +59,7 @@ const COLUMNS: &[Column] = &[
     NAME,
     column("Class", "string", "Which controller serves it."),
     column("Hosts", "string", "Host names it answers to."),
-    column("Address", "string", "Where it is reached."),
+    column("Address", "string", "Address of the load balancer."),
     column("Ports", "string", "Ports that are open."),
     AGE,
 ];

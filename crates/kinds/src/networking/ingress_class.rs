@@ -38,8 +38,12 @@ pub const KIND: Builtin = Builtin {
 
 const COLUMNS: &[Column] = &[
     NAME,
-    column("Controller", "string", "Who serves the class."),
-    column("Parameters", "string", "Where its settings are."),
+    column("Controller", "string", "Controller of the class."),
+    column(
+        "Parameters",
+        "string",
+        "Reference to the parameters of the class.",
+    ),
     AGE,
 ];
 

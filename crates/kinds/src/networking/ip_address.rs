@@ -39,7 +39,10 @@ pub const KIND: Builtin = Builtin {
     ..Builtin::EMPTY
 };
 
-const COLUMNS: &[Column] = &[NAME, column("ParentRef", "string", "Who has the address.")];
+const COLUMNS: &[Column] = &[
+    NAME,
+    column("ParentRef", "string", "Object that uses the address."),
+];
 
 fn row(object: &Object, _: i64) -> Vec<Value> {
     let parent = &get(object, "spec")["parentRef"];

@@ -30,7 +30,7 @@ pub const KIND: Builtin = Builtin {
 
 const COLUMNS: &[Column] = &[
     NAME,
-    column("Pod-Selector", "string", "Pods it is about."),
+    column("Pod-Selector", "string", "Selector of the pods."),
     AGE,
 ];
 

@@ -49,7 +49,7 @@ fn warnings(object: &Object) -> Vec<String> {
 
 const COLUMNS: &[Column] = &[
     NAME,
-    column("Handler", "string", "The runtime's own name."),
+    column("Handler", "string", "Handler of the container runtime."),
     AGE,
 ];
 

@@ -35,13 +35,21 @@ pub const KIND: Builtin = Builtin {
 
 const COLUMNS: &[Column] = &[
     NAME,
-    column("Min Available", "string", "Fewest pods that must stay."),
+    column(
+        "Min Available",
+        "string",
+        "Minimum number of available pods.",
+    ),
     column(
         "Max Unavailable",
         "string",
         "Most pods that may be missing.",
     ),
-    column("Allowed Disruptions", "integer", "Pods that may go now."),
+    column(
+        "Allowed Disruptions",
+        "integer",
+        "Number of pods that may be evicted now.",
+    ),
     AGE,
 ];
 

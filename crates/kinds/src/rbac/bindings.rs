@@ -45,10 +45,10 @@ pub const CLUSTER_ROLE_BINDING: Builtin = Builtin {
 
 const COLUMNS: &[Column] = &[
     NAME,
-    column("Role", "string", "The rights."),
+    column("Role", "string", "Role that is granted."),
     AGE,
-    wide("Users", "string", "Users who have them."),
-    wide("Groups", "string", "Groups that have them."),
+    wide("Users", "string", "Users bound to the role."),
+    wide("Groups", "string", "Groups bound to the role."),
     wide(
         "ServiceAccounts",
         "string",

@@ -71,7 +71,7 @@ pub const KIND: Builtin = Builtin {
 
 const COLUMNS: &[Column] = &[
     NAME,
-    column("State", "string", "Whether it has its devices."),
+    column("State", "string", "State of the allocation."),
     AGE,
 ];
 

@@ -57,7 +57,11 @@ const COLUMNS: &[Column] = &[
         "Whether pods without a class get it.",
     ),
     AGE,
-    column("PreemptionPolicy", "string", "Whether others make room."),
+    column(
+        "PreemptionPolicy",
+        "string",
+        "Whether pods of this class preempt others.",
+    ),
 ];
 
 fn row(object: &Object, now: i64) -> Vec<Value> {

@@ -80,7 +80,7 @@ const COLUMNS: &[Column] = &[
     column(
         "RequiresRepublish",
         "boolean",
-        "Whether it is called again and again.",
+        "Whether NodePublishVolume is called periodically.",
     ),
     column("Modes", "string", "Lifecycles of volumes it supports."),
     AGE,

@@ -52,14 +52,18 @@ fn warnings(object: &Object) -> Vec<String> {
 
 const COLUMNS: &[Column] = &[
     NAME,
-    column("Provisioner", "string", "Who makes the volumes."),
+    column("Provisioner", "string", "Provisioner of the volumes."),
     column(
         "ReclaimPolicy",
         "string",
         "What happens to them in the end.",
     ),
-    column("VolumeBindingMode", "string", "When a claim gets one."),
-    column("AllowVolumeExpansion", "string", "Whether they may grow."),
+    column("VolumeBindingMode", "string", "When a volume is bound."),
+    column(
+        "AllowVolumeExpansion",
+        "string",
+        "Whether volumes can be expanded.",
+    ),
     AGE,
 ];
 

@@ -48,7 +48,13 @@ pub const KIND: Builtin = Builtin {
 
 const COLUMNS: &[Column] = &[
     NAME,
-    formatted("Attacher", "string", "name", "Who attaches it.", 0),
+    formatted(
+        "Attacher",
+        "string",
+        "name",
+        "Driver that attaches the volume.",
+        0,
+    ),
     column("PV", "string", "The volume."),
     column("Node", "string", "The node."),
     column("Attached", "boolean", "Whether it is attached."),

@@ -142,11 +142,11 @@ fn register(inner: &mut Inner) {
         help,
         inner.preemptions.clone(),
     );
-    let help = "Pods that were preempted for one";
+    let help = "Number of preemption victims";
     registry.register("scheduler_preemption_victims", help, inner.victims.clone());
     let help = "Waiting pods, by the queue that they are in";
     registry.register("scheduler_pending_pods", help, inner.pending.clone());
-    let help = "Pods that came into a queue, by the event";
+    let help = "Pods added to a queue, by event";
     registry.register(
         "scheduler_queue_incoming_pods",
         help,
@@ -164,16 +164,16 @@ fn register_details(inner: &mut Inner) {
         help,
         inner.profiles.points.clone(),
     );
-    let help = "Pods that wait because of a plugin";
+    let help = "Unschedulable pods by plugin";
     let metric = inner.unschedulable.clone();
     registry.register("scheduler_unschedulable_pods", help, metric);
-    let help = "Pods that were scheduled after nothing but time had passed";
+    let help = "Pods scheduled after the periodic flush of unschedulable pods";
     let metric = inner.after_flush.clone();
     registry.register("scheduler_pod_scheduled_after_flush", help, metric);
-    let help = "How long it took to take an event in";
+    let help = "Duration of handling an event";
     let metric = inner.handling_seconds.clone();
     registry.register("scheduler_event_handling_duration_seconds", help, metric);
-    let help = "How often a plugin was asked, about a pod or about a node";
+    let help = "Evaluations of a plugin, for a pod or for a node";
     let metric = inner.profiles.evaluations.clone();
     registry.register("scheduler_plugin_evaluation", help, metric);
     let help =
@@ -193,7 +193,7 @@ fn register_details(inner: &mut Inner) {
     let help = "Pods that were taken from the queue and are not bound yet";
     let metric = inner.in_flight.clone();
     registry.register("scheduler_inflight_events", help, metric);
-    let help = "Tasks that run now, by what they do";
+    let help = "Running tasks, by operation";
     registry.register("scheduler_goroutines", help, inner.tasks.clone());
 }
 
