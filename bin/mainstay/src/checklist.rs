@@ -64,7 +64,7 @@ pub(crate) async fn show(running: &Running, begun: Instant) {
     if running.role() != Role::Server {
         let hint = || {
             format!(
-                "`{} why node/{}` says more",
+                "see `{} why node/{}`",
                 binary(),
                 running.settings().node_name
             )
@@ -78,7 +78,7 @@ pub(crate) async fn show(running: &Running, begun: Instant) {
     let end = match running.role() {
         Role::Up => format!("The cluster is up, after {seconds:.1} seconds."),
         Role::Server => format!(
-            "The control plane is up, after {seconds:.1} seconds. `{} token create` makes the command that joins a node.",
+            "The control plane is up, after {seconds:.1} seconds. `{} token create` prints the command that joins a node.",
             binary()
         ),
         Role::Agent => format!("This node has joined, after {seconds:.1} seconds."),
@@ -109,17 +109,14 @@ async fn patiently(what: &str, state: impl Fn() -> String, ready: impl Future<Ou
 fn state(running: &Running, service: &str) -> String {
     let all = running.health().all();
     let Some(health) = all.into_iter().find(|health| health.name == service) else {
-        return "it has not begun".to_owned();
+        return "not started yet".to_owned();
     };
     let problems: Vec<String> = health.problems.values().cloned().collect();
     match health.state {
         _ if !problems.is_empty() => problems.join("; "),
         State::Failed(why) => why,
-        State::Waiting => "parts that it needs are not ready".to_owned(),
-        _ => format!(
-            "it is starting; `{} logs {service}` shows what it says",
-            binary()
-        ),
+        State::Waiting => "waiting for components that it depends on".to_owned(),
+        _ => format!("starting; see `{} logs {service}`", binary()),
     }
 }
 

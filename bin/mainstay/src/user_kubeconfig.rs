@@ -129,7 +129,7 @@ pub(crate) fn admin(data_dir: &Path) -> Result<String> {
     let path = data_dir.join("admin.kubeconfig");
     std::fs::read_to_string(&path).with_context(|| {
         format!(
-            "cannot read {}; it is there once a server has run from this directory, for root",
+            "cannot read {}; a server writes it at its first start, readable by root only",
             path.display()
         )
     })
@@ -157,7 +157,7 @@ fn caller() -> Result<User> {
         Some(uid) => Uid::from_raw(uid.parse().context("SUDO_UID")?),
         None => own,
     };
-    User::from_uid(uid)?.ok_or_else(|| anyhow!("user {uid} has no entry in the list of users"))
+    User::from_uid(uid)?.ok_or_else(|| anyhow!("user {uid} is not in the user database"))
 }
 
 fn remembered(data_dir: &Path) -> Vec<User> {

@@ -200,7 +200,7 @@ fn checked(
     file: &Path,
     objects: &Path,
 ) -> Result<Identity, Error> {
-    let damaged = || Error::Backup(format!("{}: it is damaged or not whole", file.display()));
+    let damaged = || Error::Backup(format!("{}: damaged or incomplete", file.display()));
     let content = length.checked_sub((MAGIC.len() + CHECKSUM) as u64);
     let content = (&mut from).take(content.ok_or_else(damaged)?);
     let mut digest = Sha256::new_with_prefix(MAGIC);
@@ -224,7 +224,7 @@ fn begins_with(file: &Path, magic: &[u8]) -> Result<bool, Error> {
 }
 
 fn head(from: &mut impl Read, file: &Path) -> Result<Identity, Error> {
-    let damaged = || Error::Backup(format!("{}: its head is damaged", file.display()));
+    let damaged = || Error::Backup(format!("{}: its header is damaged", file.display()));
     let (mut length, mut digest) = ([0; 4], [0; 32]);
     let read = from
         .read_exact(&mut length)

@@ -116,7 +116,7 @@ pub async fn rotate_server_token(data_dir: &Path) -> Result<(), Error> {
     match UnixStream::connect(socket(data_dir)).await {
         Ok(stream) => expect_answer(data_dir, stream, ROTATE).await,
         Err(error) if is_nobody(&error) => Err(Error::NotAServer(format!(
-            "no server runs from {}",
+            "no server is running with the data directory {}",
             data_dir.display()
         ))),
         Err(error) => Err(failed(&socket(data_dir), &error)),
@@ -150,7 +150,7 @@ pub async fn backup(data_dir: &Path, file: &Path, password: Option<&str>) -> Res
     let keys = data_dir.join("pki");
     let identity = Identity::read(&keys)?;
     let identity = identity.ok_or_else(|| {
-        let why = format!("{} does not hold the keys of a cluster", keys.display());
+        let why = format!("{} does not contain the keys of a cluster", keys.display());
         Error::Backup(why)
     })?;
     archive::write(&file, &identity, &objects, password)?;
@@ -199,9 +199,11 @@ async fn ask(mut stream: UnixStream, question: &str) -> Result<u64, Asked> {
     match answer.split_once(' ') {
         Some(("ok", revision)) => revision
             .parse()
-            .map_err(|_| Asked::Refused(format!("an answer that makes no sense: {answer}"))),
+            .map_err(|_| Asked::Refused(format!("unexpected response: {answer}"))),
         Some(("error", why)) => Err(Asked::Refused(why.to_owned())),
-        _ => Err(Asked::Refused("the cluster stopped meanwhile".to_owned())),
+        _ => Err(Asked::Refused(
+            "the cluster stopped during the backup".to_owned(),
+        )),
     }
 }
 
@@ -219,7 +221,7 @@ fn failed(path: &Path, error: &io::Error) -> Error {
 fn backup_stopped(data_dir: &Path, file: &Path) -> Result<u64, Error> {
     let directory = data_dir.join("store");
     if !directory.is_dir() {
-        let why = format!("{} holds no objects of a cluster", data_dir.display());
+        let why = format!("{} contains no objects of a cluster", data_dir.display());
         return Err(Error::Backup(why));
     }
     let _lock = DataLock::take(data_dir)?;
@@ -256,7 +258,7 @@ pub fn restore(
     let other_keys = identity.is_some() && own.is_some() && own != identity;
     if other_keys && !force {
         let why = format!(
-            "{} holds the keys of another cluster; --force sets them aside",
+            "{} contains the keys of another cluster; --force moves them aside",
             keys.display()
         );
         return Err(Error::Backup(why));
@@ -264,7 +266,7 @@ pub fn restore(
     let is_empty = fs::read_dir(&directory).map_or(true, |mut entries| entries.next().is_none());
     if !is_empty && !force {
         let why = format!(
-            "{} holds a cluster's objects already; --force sets them aside",
+            "{} already contains the objects of a cluster; --force moves them aside",
             directory.display()
         );
         return Err(Error::Backup(why));
@@ -341,12 +343,12 @@ mod tests {
         let (one, two) = (directory.path().join("one"), directory.path().join("two"));
         let file = directory.path().join("backup");
         let none = backup(&one, &file, None).await.unwrap_err();
-        assert!(none.to_string().contains("holds no objects"), "{none}");
+        assert!(none.to_string().contains("contains no objects"), "{none}");
         let store = embedded::Embedded::open(one.join("store"), Plain).unwrap();
         let revision = put(&store, "/registry/a", "1").await;
         store.close();
         let without = backup(&one, &file, None).await.unwrap_err().to_string();
-        assert!(without.contains("does not hold the keys"), "{without}");
+        assert!(without.contains("does not contain the keys"), "{without}");
         pki::Pki::ensure(&one.join("pki"), &pki::Names::default()).unwrap();
         assert_eq!(backup(&one, &file, None).await.unwrap(), revision);
 

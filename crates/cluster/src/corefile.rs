@@ -73,7 +73,7 @@ fn findings(map: &ConfigMap, cluster_domain: &str) -> Vec<(&'static str, String)
     let none = BTreeMap::new();
     let files = map.data.as_ref().unwrap_or(&none);
     let Some(text) = files.get(corefile::KEY) else {
-        let message = format!("no key {:?}: the default is in force", corefile::KEY);
+        let message = format!("no key {:?}: using the default", corefile::KEY);
         return vec![("CorefileMissing", message)];
     };
     let zone = dns::zone::Zone::new(cluster_domain, Vec::new());

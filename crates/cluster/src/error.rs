@@ -28,13 +28,13 @@ pub enum Error {
         source: std::io::Error,
     },
     /// Another daemon holds the directory.
-    #[error("a mainstay already runs from {}; stop it first, or choose another --data-dir", .0.display())]
+    #[error("mainstay is already running with the data directory {}; stop it first, or choose another --data-dir", .0.display())]
     InUse(PathBuf),
     /// Not a data directory.
     #[error("{} is not a data directory of mainstay: it has no {}; nothing was removed", .0.display(), crate::marker::FILE)]
     NotOurs(PathBuf),
     /// Processes that could not be killed.
-    #[error("these processes do not end, even when killed: {0:?}")]
+    #[error("these processes do not exit, even after SIGKILL: {0:?}")]
     Unkillable(Vec<i32>),
     #[error("certificates: {0}")]
     Pki(#[from] pki::Error),
@@ -46,7 +46,7 @@ pub enum Error {
     )]
     Overlap(Vec<String>),
     /// Previously written data is gone.
-    #[error("{0}; start with --accept-data-loss to go on without it")]
+    #[error("{0}; start with --accept-data-loss to continue without it")]
     DataLoss(String),
     /// The store belongs to another cluster, or this server is not one of its servers.
     #[error("{0}")]

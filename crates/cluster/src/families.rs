@@ -69,7 +69,7 @@ impl From<IpAddr> for Addresses {
 /// Parses a list of one or two, of different IP families.
 fn families<T: FromStr>(text: &str, is_ipv4: impl Fn(&T) -> bool) -> Result<Vec<T>, String> {
     let words = text.split(',').map(str::trim);
-    let parsed = words.map(|word| word.parse().map_err(|_| format!("{word:?} cannot be read")));
+    let parsed = words.map(|word| word.parse().map_err(|_| format!("{word:?} is invalid")));
     let parsed: Vec<T> = parsed.collect::<Result<_, _>>()?;
     match parsed.as_slice() {
         [_] => Ok(parsed),

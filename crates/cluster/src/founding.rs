@@ -222,10 +222,7 @@ impl Record {
         let unfit = |why: String| Error::NotAServer(format!("the cluster's record in etcd: {why}"));
         let record: Self = serde_json::from_slice(bytes).map_err(|e| unfit(e.to_string()))?;
         if record.version != VERSION {
-            let why = format!(
-                "version {} is none that this mainstay knows",
-                record.version
-            );
+            let why = format!("unknown version {}", record.version);
             return Err(unfit(why));
         }
         Ok(record)
@@ -238,9 +235,7 @@ impl Record {
         let sealed = sealed.map_err(|error| refused(&error))?;
         let mut content = Vec::new();
         sealed::open(token.reveal(), &mut sealed.as_slice(), &mut content).map_err(|error| {
-            refused(&format!(
-                "it does not open the keys of the cluster: {error}"
-            ))
+            refused(&format!("cannot decrypt the keys of the cluster: {error}"))
         })?;
         let content: Content = serde_json::from_slice(&content).map_err(|error| refused(&error))?;
         let identity = Identity::from_json(&content.identity)?;
@@ -251,7 +246,7 @@ impl Record {
             return Ok(identity);
         }
         Err(refused(
-            &"the readable part of the cluster's record was changed",
+            &"the unencrypted part of the cluster's record was changed",
         ))
     }
 }
@@ -277,16 +272,16 @@ pub async fn rotate(storage: &Storage, data_dir: &Path) -> Result<(), Error> {
         ));
     };
     let identity = Identity::read(&data_dir.join("pki"))?
-        .ok_or_else(|| Error::NotAServer("the cluster's keys are gone".into()))?;
+        .ok_or_else(|| Error::NotAServer("the cluster's keys are missing".into()))?;
     let records = etcd.records();
     let before = records.get(RECORD).await?;
-    let before = before.ok_or_else(|| Error::NotAServer("etcd holds no cluster".into()))?;
+    let before = before.ok_or_else(|| Error::NotAServer("etcd contains no cluster".into()))?;
     let token = ServerToken::random();
     let record = Record::new(Record::parse(&before)?.agreed, &identity, &token)?;
     let bytes = serde_json::to_vec(&record).unwrap_or_default();
     if !records.replace(RECORD, &before, bytes).await? {
         return Err(Error::NotAServer(
-            "another server has replaced the token at the same time".into(),
+            "another server replaced the token at the same time".into(),
         ));
     }
     token.write(data_dir)
@@ -330,7 +325,7 @@ pub async fn ensure(settings: &Settings, role: Role, storage: &Storage) -> Resul
         let own = own.map(|own| own.ca_hash()).transpose()?;
         if own.as_deref() != Some(origin) {
             return Err(Error::NotAServer(format!(
-                "the cluster that was moved to this etcd has the authority {origin}: start the server first whose \
+                "the cluster that was moved to this etcd has the CA {origin}: first start the server whose \
                  data directory it was moved from; others join with --server-token"
             )));
         }
@@ -345,10 +340,10 @@ pub async fn check_cluster(etcd: &store::etcd::Config, ca_hash: &str) -> Result<
     match found {
         Some(record) if record.ca_hash == ca_hash => Ok(()),
         Some(record) => Err(Error::NotAServer(format!(
-            "etcd holds another cluster: its authority is {}, and that of the data directory is {ca_hash}",
+            "etcd contains another cluster: its CA is {}, and that of the data directory is {ca_hash}",
             record.ca_hash
         ))),
-        None => Err(Error::NotAServer("etcd holds no cluster".into())),
+        None => Err(Error::NotAServer("etcd contains no cluster".into())),
     }
 }
 
@@ -359,7 +354,7 @@ async fn found(settings: &Settings, role: Role, records: &Records<'_>) -> Result
     // On disk before it is in etcd: a crash in between loses nothing.
     Pki::ensure(&directory, &names(settings, role))?;
     let identity = Identity::read(&directory)?
-        .ok_or_else(|| Error::NotAServer("the cluster's keys were removed meanwhile".into()))?;
+        .ok_or_else(|| Error::NotAServer("the cluster's keys were removed concurrently".into()))?;
     let kept = ServerToken::read(&settings.data_dir)?;
     let token = settings.server_token.clone().or(kept);
     let token = token.unwrap_or_else(ServerToken::random);
@@ -372,7 +367,7 @@ async fn found(settings: &Settings, role: Role, records: &Records<'_>) -> Result
     let found = match (created, found) {
         (_, Some(found)) => Record::parse(&found)?,
         (Err(error), None) => return Err(error.into()),
-        (Ok(_), None) => return Err(Error::NotAServer("the cluster's record is gone".into())),
+        (Ok(_), None) => return Err(Error::NotAServer("the cluster's record is missing".into())),
     };
     if found.ca_hash == record.ca_hash {
         tracing::info!(ca = record.ca_hash, "initialized the cluster in etcd");
@@ -394,7 +389,7 @@ fn join(settings: &Settings, record: &Record) -> Result<(), Error> {
         if own != record.ca_hash {
             let theirs = &record.ca_hash;
             return Err(Error::NotAServer(format!(
-                "etcd holds another cluster: its authority is {theirs}, and the one in {} is {own}; \
+                "etcd contains another cluster: its CA is {theirs}, and the one in {} is {own}; \
                  use another etcd, or another --data-dir to join that cluster with --server-token",
                 directory.display()
             )));
@@ -407,8 +402,8 @@ fn join(settings: &Settings, record: &Record) -> Result<(), Error> {
     }
     let Some(token) = &settings.server_token else {
         return Err(Error::NotAServer(format!(
-            "etcd holds a cluster already (authority {}), and this server is none of its servers; \
-             to become one, start with --server-token (`mainstay token server` on a server prints it)",
+            "etcd already contains a cluster (CA {}) that this server does not belong to; \
+             to join it, start with --server-token (`mainstay token server` on a server prints it)",
             record.ca_hash
         )));
     };

@@ -25,7 +25,7 @@ pub(crate) fn address() -> Result<IpAddr, Error> {
         .first()
         .map(|(_, address)| IpAddr::V4(*address))
         .ok_or_else(|| {
-            let why = "this machine has no address that pods could reach; name one with --node-ip";
+            let why = "this machine has no address that pods could reach; set one with --node-ip";
             Error::Option("node-ip", why.into())
         })
 }

@@ -35,14 +35,15 @@ pub(crate) fn claim(data_dir: &Path, root: &Path) -> Result<(), Error> {
     let known = known.unwrap_or_else(|| usual.clone());
     if was_made && known != root {
         let known = known.display();
-        let why = format!("the volumes of this node's pods are in {known}; reset the node to move");
+        let why =
+            format!("the volumes of this node's pods are in {known}; reset the node to change it");
         return Err(Error::Option(OPTION, why));
     }
     if root == usual {
         return Ok(());
     }
     if !is_owned(data_dir, root) && !is_empty(root)? {
-        let why = format!("{} is the directory of another kubelet", root.display());
+        let why = format!("{} is used by another kubelet", root.display());
         return Err(Error::Option(OPTION, why));
     }
     let failed = |source| Error::Directory {

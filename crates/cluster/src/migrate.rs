@@ -38,7 +38,7 @@ fn cluster(data_dir: &Path) -> Result<String, Error> {
     match Identity::read(&keys)? {
         Some(identity) => Ok(identity.ca_hash()?),
         None => Err(Error::Migration(format!(
-            "{} does not hold the keys of a cluster",
+            "{} does not contain the keys of a cluster",
             keys.display()
         ))),
     }
@@ -60,7 +60,7 @@ pub async fn to_etcd(data_dir: &Path, etcd: &Config) -> Result<(Moved, PathBuf),
     let directory = data_dir.join("store");
     if is_empty(&directory) {
         return Err(Error::Migration(format!(
-            "{} holds no objects of a cluster",
+            "{} contains no objects of a cluster",
             directory.display()
         )));
     }
@@ -85,7 +85,7 @@ pub async fn to_embedded(data_dir: &Path, etcd: &Config) -> Result<Moved, Error>
     let directory = data_dir.join("store");
     if !is_empty(&directory) {
         return Err(Error::Migration(format!(
-            "{} holds a cluster's objects already",
+            "{} already contains the objects of a cluster",
             directory.display()
         )));
     }
@@ -134,7 +134,7 @@ fn refuse_running(key: &[u8], value: &[u8], now: Timestamp) -> Result<(), String
     }
     let host = text(&lease["metadata"]["labels"]["kubernetes.io/hostname"]);
     Err(format!(
-        "a server on {host} ran {} s ago: stop all servers of the cluster first; one that crashed counts for {} s",
+        "a server on {host} ran {} s ago: stop all servers of the cluster first; a crashed one counts as running for {} s",
         age.as_secs().max(0),
         RECENT.as_secs()
     ))
@@ -179,7 +179,7 @@ mod tests {
         pki::Pki::ensure(&directory.path().join("pki"), &pki::Names::default()).unwrap();
         let refused = to_etcd(directory.path(), &etcd).await.unwrap_err();
         assert!(
-            refused.to_string().contains("holds no objects"),
+            refused.to_string().contains("contains no objects"),
             "{refused}"
         );
         let _running = DataLock::take(directory.path()).unwrap();

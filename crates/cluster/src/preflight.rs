@@ -99,8 +99,8 @@ fn cgroups(root: &Path) -> Option<String> {
 fn clock(now: SystemTime) -> Option<String> {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     (since < EARLIEST).then(|| {
-        "the time: the clock is years behind, and certificates would not be valid; `timedatectl set-ntp true` \
-         sets it"
+        "the current time: the clock is years behind, and certificates would not be valid; \
+         `timedatectl set-ntp true` sets it"
             .to_owned()
     })
 }
@@ -142,7 +142,7 @@ fn taken_port(what: &str, address: SocketAddr) -> Option<String> {
     let error = TcpListener::bind(address).err()?;
     let port = address.port();
     Some(format!(
-        "port {port} ({error}): is another cluster running? `ss -lptn 'sport = :{port}'` names the program; {what}"
+        "port {port} ({error}): is another cluster running? `ss -lptn 'sport = :{port}'` shows the program; {what}"
     ))
 }
 

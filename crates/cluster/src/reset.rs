@@ -144,7 +144,7 @@ fn remove_entries(data_dir: &Path, report: &mut Report) -> Result<(), Error> {
         } else if name == marker::FILE && report.kept[kept..].iter().any(|why| why.ends_with(MOUNT))
         {
             report.kept.push(format!(
-                "{}: the directory still holds data of ours",
+                "{}: the directory still contains data of mainstay",
                 path.display()
             ));
         } else {

@@ -475,7 +475,7 @@ fn sysctls(patterns: Vec<String>) -> Result<Vec<String>, Error> {
         if !kubelet::is_allowable_sysctl(pattern) {
             return Err(Error::Option(
                 "allowed-unsafe-sysctls",
-                format!("{pattern:?} is not known to be a pod's own"),
+                format!("{pattern:?} is not known to be namespaced"),
             ));
         }
     }
@@ -510,7 +510,7 @@ fn node_cidr_mask(given: Option<u8>, cluster: IpNet) -> Result<u8, Error> {
     }
     let most = most.min(least + 16);
     let why =
-        format!("{mask} is not between {least} and {most}, as the cluster CIDR {cluster} wants");
+        format!("{mask} is not between {least} and {most}, as the cluster CIDR {cluster} requires");
     Err(Error::Option("node-cidr-mask-size", why))
 }
 
@@ -555,7 +555,7 @@ fn own_scheduler_config(path: &Path) -> Result<serde_json::Value, Error> {
     for field in ["leaderElection", "clientConnection"] {
         if document.get(field).is_some() {
             let why = format!(
-                "{}: {field}: the server elects and connects its scheduler itself; `mainstay scheduler` takes it",
+                "{}: {field}: not supported here, the server's scheduler has its own leader election and connection; use `mainstay scheduler`",
                 path.display()
             );
             return Err(Error::Option("scheduler-config", why));

@@ -44,7 +44,7 @@ impl Writer {
         let written = &self.version;
         if self.format > FORMAT {
             return Err(Error::Version(format!(
-                "the objects were stored by {written} in format {}, and this program ({own}) knows formats up to \
+                "the objects were stored by {written} in format {}, and this program ({own}) supports formats up to \
                  {FORMAT}: start {written} or later",
                 self.format
             )));
@@ -58,7 +58,7 @@ impl Writer {
             false => before.minor.saturating_sub(1),
         };
         Err(Error::Version(format!(
-            "the cluster was served by {before} last, and this is {own}: go one minor version at a time, to {}.{next} \
+            "the cluster last ran {before}, and this is {own}: change by one minor version at a time, to {}.{next} \
              first",
             before.major
         )))
@@ -92,7 +92,7 @@ pub(crate) async fn begin(settings: &Settings, storage: &Storage) -> Result<(), 
         let own = Version::own();
         if !own.works_with(version) {
             return Err(Error::Version(format!(
-                "the server on {host} is {version}, and this is {own}: servers of a cluster are at most one minor \
+                "the server on {host} is {version}, and this is {own}: servers of a cluster may be at most one minor \
                  version apart"
             )));
         }
@@ -137,7 +137,7 @@ pub(crate) async fn check_server(client: &kube::Client) -> Result<(), Error> {
 fn judge_server(found: &str, own: Version) -> Result<(), Error> {
     match found.parse::<Version>() {
         Ok(server) if !own.works_with(server) => Err(Error::Version(format!(
-            "the server is {server}, and this agent is {own}: agents and servers are at most one minor version apart"
+            "the server is {server}, and this agent is {own}: agents and servers may be at most one minor version apart"
         ))),
         // Other servers are not checked.
         _ => Ok(()),

@@ -64,7 +64,7 @@ impl Config {
         let wants_tls = options.etcd_cafile.is_some() || identity.is_some();
         let in_the_open = endpoints.iter().find(|url| !url.starts_with("https://"));
         if let Some(url) = in_the_open.filter(|_| wants_tls) {
-            let why = format!("{url} would be spoken to without TLS; use https://");
+            let why = format!("{url} would be reached without TLS; use https://");
             return Err(Error::Option("etcd-endpoints", why));
         }
         Ok(Self::Etcd {
@@ -147,7 +147,7 @@ fn embedded(settings: &Settings, codec: ObjectCodec) -> Result<Arc<Embedded<Obje
     let directory = settings.data_dir.join("store");
     let marker = Marker::read(&settings.data_dir)?.unwrap_or_default();
     if marker.in_etcd {
-        let why = "the objects of this cluster were moved to etcd: start with etcd, or move them back with \
+        let why = "the objects of this cluster were moved to etcd: start with --store etcd, or move them back with \
                    `mainstay migrate --to-embedded`";
         return Err(Error::Option("store", why.to_owned()));
     }
@@ -162,7 +162,7 @@ fn embedded(settings: &Settings, codec: ObjectCodec) -> Result<Arc<Embedded<Obje
     });
     if was_made && is_empty {
         let why = format!(
-            "the objects of this cluster are gone: {} is empty",
+            "the objects of this cluster are missing: {} is empty",
             directory.display()
         );
         if !settings.accept_data_loss {

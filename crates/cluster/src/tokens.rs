@@ -53,7 +53,7 @@ impl NewToken {
             .iter()
             .find(|usage| !USAGES.contains(&usage.as_str()))
         {
-            let why = format!("{wrong:?} is none of {}", USAGES.join(", "));
+            let why = format!("{wrong:?} is not one of {}", USAGES.join(", "));
             return Err(Error::Option("usages", why));
         }
         let is_bootstrapper = |group: &&String| !group.starts_with("system:bootstrappers:");

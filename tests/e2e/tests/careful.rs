@@ -37,7 +37,7 @@ fn reset_of_a_mounted_data_directory_removes_only_own_files() {
     cluster.start();
     let while_running = cluster.mainstay(&["reset", "--yes"]);
     assert!(
-        while_running.stderr.contains("already runs"),
+        while_running.stderr.contains("already running"),
         "{while_running:?}"
     );
     a_second_cluster_with_the_same_addresses_is_refused(&cluster);

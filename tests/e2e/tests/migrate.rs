@@ -62,14 +62,14 @@ fn a_cluster_moves_to_etcd_and_back_with_its_revisions() {
     create(&server, "before");
     let before = version(&server, "before");
     let seen = newest(&server);
-    refused(migrate(&server, "--to-etcd", reach), "already runs");
+    refused(migrate(&server, "--to-etcd", reach), "already running");
     server.stop();
 
     let moved = migrate(&server, "--to-etcd", reach).success();
     assert!(moved.contains("objects to etcd"), "{moved}");
-    refused(migrate(&server, "--to-etcd", reach), "holds no objects");
+    refused(migrate(&server, "--to-etcd", reach), "contains no objects");
     refused(server.refused(), "moved to etcd");
-    refused(other.refused(), "start the server first");
+    refused(other.refused(), "first start the server");
     server.set_flags(&with_etcd);
     server.start();
     assert_eq!(version(&server, "before"), before);
@@ -84,13 +84,13 @@ fn a_cluster_moves_to_etcd_and_back_with_its_revisions() {
     other.start();
     assert_eq!(version(&other, "before"), before);
 
-    refused(migrate(&server, "--to-embedded", reach), "already runs");
+    refused(migrate(&server, "--to-embedded", reach), "already running");
     server.stop();
     refused(migrate(&server, "--to-embedded", reach), "stop all servers");
     let seen = newest(&other);
     other.stop();
     let moved = migrate(&server, "--to-embedded", reach).success();
-    assert!(moved.contains("the cluster goes on after"), "{moved}");
+    assert!(moved.contains("the cluster continues after"), "{moved}");
     refused(other.refused(), "moved to an embedded store");
     server.set_flags(&[]);
     server.start();

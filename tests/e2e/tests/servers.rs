@@ -71,12 +71,12 @@ fn a_server_and_a_member_of_three_may_die_and_no_write_is_lost() {
 
 fn others_join_with_the_token_only(site: &mut Site, token: &str) {
     let refused = site.servers[1].refused().stderr;
-    assert!(refused.contains("none of its servers"), "{refused}");
+    assert!(refused.contains("does not belong to"), "{refused}");
     let last = if token.ends_with('x') { 'y' } else { 'x' };
     let wrong = format!("{}{last}", &token[..token.len() - 1]);
     site.servers[1].set_flag("--server-token", &wrong);
     let refused = site.servers[1].refused().stderr;
-    assert!(refused.contains("does not open the keys"), "{refused}");
+    assert!(refused.contains("cannot decrypt the keys"), "{refused}");
     assert!(!refused.contains(&wrong), "{refused}");
     site.start_others(token);
     // The keys are in etcd and not in the API.
@@ -145,7 +145,7 @@ fn the_token_is_replaced(site: &mut Site, before: &str) {
     server.stop();
     server.set_flag("--server-token", before);
     let refused = server.refused().stderr;
-    assert!(refused.contains("does not open the keys"), "{refused}");
+    assert!(refused.contains("cannot decrypt the keys"), "{refused}");
     server.set_flag("--server-token", token.trim());
     server.start();
     site.wait_for_servers(3);

@@ -32,7 +32,7 @@ fn a_backup_of_a_running_cluster_comes_back_and_goes_on_from_later_revisions() {
 
     let refused = cluster.mainstay(&["restore", file]);
     assert!(
-        !refused.ok && refused.stderr.contains("already runs"),
+        !refused.ok && refused.stderr.contains("already running"),
         "{}",
         refused.stderr
     );

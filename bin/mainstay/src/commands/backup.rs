@@ -40,8 +40,10 @@ pub(super) fn backup(flags: Backup) -> Result<()> {
     let revision = runtime.block_on(written)?;
     println!("Wrote revision {revision} to {}", flags.file.display());
     match password {
-        Some(_) => println!("It is encrypted: without the password it is of no use."),
-        None => println!("It holds the cluster's keys: whoever reads it can be its administrator."),
+        Some(_) => println!("It is encrypted: it cannot be restored without the password."),
+        None => println!(
+            "It contains the cluster's keys: anyone who can read it can become cluster administrator."
+        ),
     }
     Ok(())
 }
@@ -53,7 +55,7 @@ pub(super) fn restore(flags: Restore) -> Result<()> {
     let restored =
         cluster::backup::restore(&data_dir, &flags.file, password.as_deref(), flags.force)?;
     println!(
-        "Restored {} objects to {}; the cluster goes on from revision {}",
+        "Restored {} objects to {}; the cluster continues from revision {}",
         restored.objects,
         data_dir.display(),
         restored.revision
@@ -61,12 +63,12 @@ pub(super) fn restore(flags: Restore) -> Result<()> {
     if !restored.has_keys {
         let keys = data_dir.join("pki");
         println!(
-            "The file holds no keys: put the cluster's into {} before it starts.",
+            "The backup contains no keys: copy the cluster's keys to {} before it starts.",
             keys.display()
         );
     }
     for aside in restored.set_aside {
-        println!("What was there before is in {}", aside.display());
+        println!("The previous content was moved to {}", aside.display());
     }
     Ok(())
 }

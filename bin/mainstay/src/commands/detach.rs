@@ -19,7 +19,7 @@ pub(super) const LOG: &str = "mainstay.log";
 /// Runs this program with the same arguments in the background.
 pub(super) fn run(data_dir: &Path) -> Result<()> {
     if let Some(holder) = cluster::lock::holder(data_dir) {
-        bail!("it runs already, as process {holder}; `mainstay down` stops it");
+        bail!("already running as process {holder}; `mainstay down` stops it");
     }
     std::fs::create_dir_all(data_dir)
         .with_context(|| format!("cannot make {}", data_dir.display()))?;
@@ -48,7 +48,7 @@ pub(super) fn run(data_dir: &Path) -> Result<()> {
         show(&mut shown)?;
         if is_ready {
             println!(
-                "It runs in the background as process {}: `mainstay logs` shows what it says, `mainstay down` stops it.",
+                "Running in the background as process {}: `mainstay logs` shows its log, `mainstay down` stops it.",
                 child.id()
             );
             return Ok(());
@@ -56,10 +56,7 @@ pub(super) fn run(data_dir: &Path) -> Result<()> {
         if let Some(status) = child.try_wait()? {
             show(&mut shown)?;
             show_complaints(&mut logged)?;
-            bail!(
-                "it has ended ({status}); all it said is in {}",
-                log.display()
-            );
+            bail!("it has exited ({status}); its log is {}", log.display());
         }
     }
 }

@@ -25,14 +25,17 @@ pub(super) fn run(cluster: Cluster) -> Result<()> {
     };
     let data_dir = cluster::settings::data_dir(&options)?;
     let Some(holder) = cluster::lock::holder(&data_dir) else {
-        println!("nothing runs from {}", data_dir.display());
+        println!(
+            "nothing is running with the data directory {}",
+            data_dir.display()
+        );
         return Ok(());
     };
     kill(Pid::from_raw(holder), Signal::SIGTERM)?;
     let deadline = Instant::now() + PATIENCE;
     while cluster::lock::holder(&data_dir) == Some(holder) {
         if Instant::now() > deadline {
-            bail!("process {holder} does not stop; `mainstay logs` may say why");
+            bail!("process {holder} does not stop; see `mainstay logs`");
         }
         thread::sleep(Duration::from_millis(50));
     }

@@ -25,7 +25,7 @@ pub(super) fn run(asked: &Logs) -> Result<()> {
         return journal(asked);
     }
     let file = File::open(&path).with_context(|| {
-        format!("there is no {}: it is written by `mainstay up --detach`; otherwise the log is where the process was started", path.display())
+        format!("there is no {}: only `mainstay up --detach` writes it; otherwise the log goes to the output of the process", path.display())
     })?;
     let mut reader = BufReader::new(file);
     let mut out = std::io::stdout().lock();

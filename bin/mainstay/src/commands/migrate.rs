@@ -25,25 +25,25 @@ pub(super) fn run(flags: Migrate) -> Result<()> {
     if flags.to_etcd {
         let (moved, aside) = runtime.block_on(migrate::to_etcd(&data_dir, &etcd))?;
         println!(
-            "Moved {} objects to etcd; the cluster goes on after revision {}.",
+            "Moved {} objects to etcd; the cluster continues after revision {}.",
             moved.objects, moved.revision
         );
         println!(
             "Start it with --store etcd and the same flags of etcd. Further servers join with the token of"
         );
         println!(
-            "`mainstay token server`. What was here before is in {}",
+            "`mainstay token server`. The previous content was moved to {}",
             aside.display()
         );
         return Ok(());
     }
     let moved = runtime.block_on(migrate::to_embedded(&data_dir, &etcd))?;
     println!(
-        "Moved {} objects to {}; the cluster goes on after revision {}.",
+        "Moved {} objects to {}; the cluster continues after revision {}.",
         moved.objects,
         data_dir.display(),
         moved.revision
     );
-    println!("Start it without --store etcd. No server can be started on that etcd any more.");
+    println!("Start it without --store etcd. That etcd no longer serves a cluster.");
     Ok(())
 }

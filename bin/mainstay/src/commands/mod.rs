@@ -63,7 +63,7 @@ fn read_kubeconfig(named: Option<PathBuf>, cluster: Cluster) -> anyhow::Result<c
         }
     };
     let config = client::Kubeconfig::read(&path);
-    config.context("run it on a server of the cluster, or name a --kubeconfig")
+    config.context("run it on a server of the cluster, or give a --kubeconfig")
 }
 
 /// Resolves when a stop signal arrives.

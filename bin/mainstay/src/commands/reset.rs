@@ -40,7 +40,7 @@ pub(super) fn run(reset: Reset) -> Result<()> {
 fn confirmed(data_dir: &std::path::Path) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
         bail!(
-            "this deletes {} and everything that runs from it; say --yes to do it",
+            "this deletes {} and everything that runs from it; confirm with --yes",
             data_dir.display()
         );
     }

@@ -90,7 +90,7 @@ async fn serve(settings: Settings, run: Run, begun: Instant) -> Result<()> {
         shutdown.cancel();
     }
     if running.settings().shutdown_on_stop {
-        checklist::print_line("Stopping; this node's pods end first.");
+        checklist::print_line("Stopping; terminating this node's pods first.");
     } else {
         checklist::print_line("Stopping; containers keep running.");
     }
@@ -101,5 +101,6 @@ async fn serve(settings: Settings, run: Run, begun: Instant) -> Result<()> {
     if unfinished.is_empty() {
         return Ok(());
     }
-    Err(anyhow::anyhow!("{}", unfinished.join(", "))).context("parts that did not stop in time")
+    Err(anyhow::anyhow!("{}", unfinished.join(", ")))
+        .context("components that did not stop in time")
 }

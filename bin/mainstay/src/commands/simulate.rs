@@ -36,7 +36,7 @@ pub(super) fn run(asked: Simulate) -> Result<()> {
         tokio::select! {
             outcome = nodes.clone().run(&context, client.clone()) => {
                 outcome.context("cannot register the nodes")?;
-                println!("{} nodes run; stop them with Ctrl-C.", nodes.count);
+                println!("{} simulated nodes are running; stop them with Ctrl-C.", nodes.count);
                 super::stopped().await?;
             }
             outcome = super::stopped() => outcome?,

@@ -80,7 +80,7 @@ pub(super) fn run(asked: &cli::Status) -> Result<ExitCode> {
     let data_dir = cluster::settings::data_dir(&options)?;
     anyhow::ensure!(
         data_dir.join("pki").is_dir(),
-        "there is no server's data in {}; `mainstay up` starts a cluster, --data-dir names another directory",
+        "there is no data of a server in {}; `mainstay up` starts a cluster, --data-dir selects another directory",
         data_dir.display()
     );
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -264,7 +264,7 @@ impl fmt::Display for Status {
             let names: Vec<&str> = self.parts.iter().map(|part| part.name.as_str()).collect();
             writeln!(
                 out,
-                "parts         {ready} of {} ready: {}",
+                "components    {ready} of {} ready: {}",
                 names.len(),
                 names.join(", ")
             )?;

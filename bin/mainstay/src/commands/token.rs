@@ -48,7 +48,7 @@ pub(super) fn run(command: Token) -> Result<()> {
                 let token = cluster::founding::ServerToken::read(&data_dir)?;
                 let missing = || {
                     let place = data_dir.display();
-                    format!("{place} is not that of a server with --store etcd")
+                    format!("{place} does not belong to a server with --store etcd")
                 };
                 println!("{}", token.with_context(missing)?.reveal());
                 Ok(())
@@ -92,7 +92,7 @@ async fn create(cluster: &Cluster, new: &NewToken) -> Result<()> {
     let (_, place, _) = config.resolve(None)?;
     let authority = config
         .authority(place)?
-        .context("the kubeconfig names no authority")?;
+        .context("the kubeconfig has no CA certificate")?;
     tokens::create(&config.client(None)?, new).await?;
     println!(
         "mainstay agent --server {} --token {} --ca-hash {}",
@@ -115,7 +115,7 @@ fn lifetime(text: &str) -> Result<Option<SignedDuration>> {
         return Ok(None);
     }
     if duration.is_negative() {
-        bail!("--ttl: {text:?} is over already");
+        bail!("--ttl: {text:?} is not positive");
     }
     Ok(Some(duration))
 }

@@ -114,9 +114,7 @@ pub(super) async fn request(
         (Some(certificate), _) => Ok(into.replace(&keyed, &certificate)?),
         (None, why) => {
             let why = why.unwrap_or_default();
-            Err(Error::Join(format!(
-                "the request {name} was refused: {why}"
-            )))
+            Err(Error::Join(format!("the request {name} was denied: {why}")))
         }
     }
 }

@@ -36,14 +36,14 @@ fn verify(
     };
     let Some(signature) = data.get(&format!("jws-kubeconfig-{}", token.id)) else {
         return refuse(format!(
-            "the cluster does not know the token {}: it is over, was deleted, or is of another cluster",
+            "the cluster does not know the token {}: it has expired, was deleted, or belongs to another cluster",
             token.id
         ));
     };
     let expected = pki::detached_signature(kubeconfig, &token.id, &token.secret);
     if !constant_time_eq(signature.as_bytes(), expected.as_bytes()) {
         return refuse(format!(
-            "cluster-info is not signed with the token {}: its secret is wrong, or this is not the cluster",
+            "cluster-info is not signed with the token {}: its secret is wrong, or this is another cluster",
             token.id
         ));
     }
@@ -52,7 +52,7 @@ fn verify(
     let encoded = cluster.and_then(|cluster| cluster.cluster.certificate_authority_data.clone());
     let pem = encoded.and_then(|encoded| BASE64_STANDARD.decode(encoded).ok());
     let Some(pem) = pem.and_then(|pem| String::from_utf8(pem).ok()) else {
-        return refuse("cluster-info names no authority".to_owned());
+        return refuse("cluster-info has no CA certificate".to_owned());
     };
     check_pins(&pem, pins)?;
     Ok(pem)

@@ -26,7 +26,7 @@ pub(super) fn check_pins(ca: &str, pins: &[String]) -> Result<(), Error> {
         return Ok(());
     }
     let why = format!(
-        "the cluster's authority is {hash}, and --ca-hash says {}",
+        "the hash of the cluster's CA is {hash}, but --ca-hash is {}",
         pins.join(", ")
     );
     Err(Error::Join(why))
@@ -45,7 +45,7 @@ pub(super) async fn first(
             "token"
         };
         let why =
-            "is needed: this machine has not joined a cluster yet, or its certificate is over";
+            "is needed: this machine has not joined a cluster yet, or its certificate has expired";
         return Err(Error::Option(flag, why.to_owned()));
     };
     let token = Token::parse(token).ok_or_else(|| {
@@ -101,7 +101,7 @@ async fn refuse_taken_name(client: &kube::Client, name: &str) -> Result<(), Erro
     let nodes: Api<Node> = Api::all(client.clone());
     match nodes.get_opt(name).await? {
         Some(node) if is_ready(&node) => Err(Error::Join(format!(
-            "a node {name:?} is in the cluster already, and it is Ready: choose another name with \
+            "a Ready node {name:?} is already in the cluster: choose another name with \
              --node-name, or delete that node first"
         ))),
         _ => Ok(()),

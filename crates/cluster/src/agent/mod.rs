@@ -123,7 +123,7 @@ pub async fn membership(settings: &Settings, join: &Join) -> Result<Membership, 
         if !has_joined || matches!(error, Error::Version(_)) {
             return Err(error);
         }
-        tracing::warn!(%error, "no server reachable: continuing with the cached cluster facts");
+        tracing::warn!(%error, "no server reachable, continuing with the cached cluster settings");
     }
     membership.facts.save(&dir, &membership.ca)?;
     Ok(membership)

@@ -63,7 +63,7 @@ fn new_file(path: &str) -> io::Result<fs::File> {
 /// Writes an image to a file, atomically, or to standard output.
 pub(super) async fn export(socket: &Path, image: String, file: &str) -> Result<()> {
     if file == "-" && io::stdout().is_terminal() {
-        bail!("standard output is a terminal; name a file, or pipe it somewhere");
+        bail!("standard output is a terminal; give a file or use a pipe");
     }
     let mut client = ImageFilesClient::new(cri::channel(socket));
     let request = ExportRequest {

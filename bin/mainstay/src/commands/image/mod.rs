@@ -44,7 +44,7 @@ fn socket(store: &ImageStore) -> Result<PathBuf> {
     let socket = cluster::settings::state_dir(&cluster::settings::id(&data_dir)).join("cri.sock");
     if !socket.exists() {
         bail!(
-            "no cluster runs from {}; start one with `mainstay up`, or name another with --data-dir",
+            "no cluster is running with the data directory {}; start one with `mainstay up`, or give another --data-dir",
             data_dir.display()
         );
     }
@@ -106,7 +106,7 @@ async fn remove(socket: &Path, images: Vec<String>) -> Result<()> {
         };
         let known = client.images.image_status(known).await.map_err(said)?;
         if known.into_inner().image.is_none() {
-            bail!("no image {image:?} here; `mainstay image list` shows those that are");
+            bail!("no image {image:?} on this node; `mainstay image list` shows its images");
         }
         let request = RemoveImageRequest { image: spec };
         client.images.remove_image(request).await.map_err(said)?;

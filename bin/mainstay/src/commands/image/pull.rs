@@ -39,7 +39,7 @@ pub(super) async fn pull(socket: &Path, image: String, username: Option<String>)
         id = (!progress.id.is_empty()).then_some(progress.id);
     }
     let Some(id) = id else {
-        bail!("{image}: the node went away before the image was whole");
+        bail!("{image}: the node stopped before the pull was complete");
     };
     println!("pulled {image} ({id})");
     Ok(())

@@ -60,7 +60,7 @@ pub(super) const DEFAULTS_TEXT: &str = "\
 # What the service `mainstay` runs: up (a control plane and a node), server (a control plane) or agent (a node).
 MAINSTAY_COMMAND=up
 
-# More flags, separated by blanks. For an agent: --server https://SERVER:6443 --ca-hash sha256:HASH
+# More flags, separated by spaces. For an agent: --server https://SERVER:6443 --ca-hash sha256:HASH
 MAINSTAY_FLAGS=
 
 # The token that an agent joins with; it is not needed again after that.
@@ -71,7 +71,7 @@ MAINSTAY_FLAGS=
 pub(super) fn config() -> String {
     let command = Options::augment_args(clap::Command::new("mainstay"));
     let mut text =
-        "# Options of mainstay. Keys are the names of flags; a flag wins over this file.\n"
+        "# Options of mainstay. Keys are the names of flags; a flag takes precedence over this file.\n"
             .to_owned();
     for argument in command.get_arguments() {
         let (Some(name), Some(help)) = (argument.get_long(), argument.get_help()) else {

@@ -73,7 +73,7 @@ pub(super) fn install(asked: &Install) -> Result<()> {
     let at = |path: &str| asked.root.join(path);
     if at(Layout::PACKAGE.unit).exists() {
         bail!(
-            "it is installed as a package already: `systemctl enable --now mainstay` starts it, /{} says what it runs",
+            "already installed as a package: `systemctl enable --now mainstay` starts it, /{} configures it",
             files::DEFAULTS
         );
     }
@@ -100,7 +100,7 @@ pub(super) fn install(asked: &Install) -> Result<()> {
     systemctl(&["daemon-reload"])?;
     systemctl(&["enable", "--now", UNIT])?;
     println!(
-        "Started, now and at every boot. `mainstay status` shows how it is, `mainstay logs` what it says."
+        "Started, now and at every boot. `mainstay status` shows its state, `mainstay logs` its log."
     );
     give_kubeconfig();
     Ok(())
