@@ -397,7 +397,7 @@ fn quoted_text(text: &str) -> String {
     out
 }
 
-/// A `Status` of an answer that is not a success, also when its body is none.
+/// The `Status` of an unsuccessful response, also if its body is not a Status.
 pub(crate) fn status(code: StatusCode, bytes: &[u8]) -> Status {
     let parsed: Option<Status> = serde_json::from_slice(bytes).ok();
     parsed

@@ -155,7 +155,7 @@ pub(crate) struct Selection {
     pub all_namespaces: bool,
 }
 
-/// Whether to do it or only to say so.
+/// The flag `--dry-run`.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct DryRun {
     /// none, server (send the request without keeping its result) or client (only print the object)

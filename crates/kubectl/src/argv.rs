@@ -145,7 +145,7 @@ pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
         ErrorKind::UnknownArgument => {
             let given = context(ContextKind::InvalidArg);
             match given.strip_prefix('-') {
-                // Before any command it could be a plugin's.
+                // Before a command's name it could be a flag of a plugin.
                 Some(_) if words.get(1).is_some_and(|first| *first == given) => {
                     eprintln!("Error: flags cannot be placed before plugin name: {given}");
                 }
@@ -255,7 +255,7 @@ fn flag_name(root: &Command, path: &str, flag: &str) -> String {
     short.map_or(flag.to_owned(), |letter| format!("-{letter}, {flag}"))
 }
 
-/// Why a number is none, in the words of Go's strconv.
+/// The error for an invalid number, as Go's strconv words it.
 fn reason(error: &clap::Error) -> String {
     use std::{error::Error as _, num::IntErrorKind};
     let Some(cause) = error.source() else {
@@ -275,7 +275,7 @@ fn reason(error: &clap::Error) -> String {
     format!(": strconv.ParseInt: parsing {value:?}: {why}")
 }
 
-/// What is said about a word that a command does not take.
+/// The error for an unexpected argument.
 fn unexpected(path: &str, given: &str) -> String {
     let said = match path {
         "kubectl" => return format!("unknown command {given:?} for {path:?}"),

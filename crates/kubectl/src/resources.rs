@@ -13,11 +13,11 @@ use crate::{
     session::Session,
 };
 
-/// What is said when nothing is named.
+/// The error if no resource is given.
 pub(crate) const NOTHING: &str = "You must provide one or more resources by argument or filename.\n\
     Example resource specifications include:\n   '-f rsrc.yaml'\n   '--filename=rsrc.json'\n   '<resource> <name>'\n   '<resource>'";
 
-/// What is said about a word beside `TYPE/NAME`.
+/// The error for an argument beside `TYPE/NAME`.
 pub(crate) const STRAY_WORD: &str = "there is no need to specify a resource type as a separate argument when passing \
     arguments in resource/name form (e.g. 'kubectl get resource/<resource_name>' instead of \
     'kubectl get resource resource/<resource_name>'";
@@ -271,7 +271,7 @@ async fn listed(
         .collect())
 }
 
-/// A list that the server refused, in the words of upstream: with what was looked for.
+/// The error for a failed list, with the resource that was listed, as upstream words it.
 pub(crate) fn refused(
     mut error: anyhow::Error,
     selection: &Selection,

@@ -200,7 +200,7 @@ pub(crate) async fn pod_of(session: &Session, word: &str, patience: &str) -> Res
     }
 }
 
-/// Ready pods before running ones before others.
+/// Sort order: ready pods, then running ones, then others.
 fn readiness(pod: &Value) -> u8 {
     let is_ready =
         list(&pod["status"]["conditions"]).any(|c| c["type"] == "Ready" && c["status"] == "True");

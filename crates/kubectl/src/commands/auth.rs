@@ -312,7 +312,7 @@ pub(super) fn combined(rule: &Value) -> String {
     }
 }
 
-/// A review in the order of Go's types, which is the one of JSON there; YAML is sorted.
+/// A review with fields in the order of Go's types, as upstream prints JSON; YAML is sorted.
 fn typed(review: &Value, is_json: bool) -> Value {
     if !is_json {
         return crate::json::sorted(review);

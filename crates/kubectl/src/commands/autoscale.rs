@@ -38,7 +38,7 @@ pub(crate) struct Autoscale {
     /// Target memory: a percentage such as 70% or a quantity such as 200Mi
     #[arg(long)]
     memory: Option<String>,
-    /// The name of the new object; that of the resource when absent
+    /// The name of the new object; by default that of the resource
     #[arg(long)]
     name: Option<String>,
     /// Name of the manager used to track field ownership
@@ -157,7 +157,7 @@ fn metric(name: &str, value: &str) -> Result<Value> {
                 .with_context(|| format!("invalid percentage value: {value}"))?;
             json!({"type": "Utilization", "averageUtilization": percent})
         }
-        // A plain number of processors is taken for thousandths.
+        // A plain number means millicores.
         None if name == "cpu" && value.parse::<u32>().is_ok() => {
             json!({"type": "AverageValue", "averageValue": format!("{value}m")})
         }

@@ -8,7 +8,7 @@ use crate::{json::str_of, session::Session};
 
 const PATH: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 
-/// What is decided about a request for a certificate.
+/// The decision on a CertificateSigningRequest.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Certificate {
     /// Approve a certificate signing request
@@ -23,7 +23,7 @@ pub(crate) struct Requests {
     /// NAME, or csr/NAME
     #[arg(required = true)]
     names: Vec<String>,
-    /// Write the decision even if it stands there already
+    /// Write the decision even if the request already has it
     #[arg(long)]
     force: bool,
 }

@@ -27,7 +27,7 @@ pub(crate) struct Cp {
     /// Container name
     #[arg(short, long)]
     container: Option<String>,
-    /// The copied files keep neither owner nor permissions of the source
+    /// Do not preserve owner and permissions of the copied files
     #[arg(long)]
     no_preserve: bool,
 }

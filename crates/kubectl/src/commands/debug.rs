@@ -72,7 +72,7 @@ pub(crate) struct Debug {
     /// The image pull policy
     #[arg(long)]
     image_pull_policy: Option<String>,
-    /// Words behind -- are arguments and not the command
+    /// Use the words after -- as arguments, rather than as the command
     #[arg(long)]
     arguments_only: bool,
     /// Suppress informational messages
@@ -117,7 +117,7 @@ impl Debug {
         Ok(())
     }
 
-    /// Flags that contradict each other, before anything is asked.
+    /// Rejects conflicting flags before any request is sent.
     fn check(&self) -> Result<()> {
         if self.copy_to.is_empty() {
             for (is_set, flag) in [

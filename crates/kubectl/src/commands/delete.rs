@@ -116,7 +116,7 @@ impl How {
         Ok(())
     }
 
-    /// What `replace` does with these flags it does only when it deletes.
+    /// `replace` uses these flags only when it deletes.
     pub(super) fn check_replacing(&self) -> Result<()> {
         let has_timeout = !crate::duration::parse(&self.timeout)?.is_zero();
         match self.force {
@@ -128,7 +128,7 @@ impl How {
         }
     }
 
-    /// Waits until objects are gone, if that was asked for.
+    /// Waits until objects are gone, with `--wait`.
     pub(super) async fn until_gone(
         &self,
         session: &Session,

@@ -50,7 +50,7 @@ pub(crate) struct Drain {
     /// Seconds given to each pod to terminate gracefully; negative leaves it to the pod
     #[arg(long, default_value_t = -1, value_name = "SECONDS")]
     grace_period: i64,
-    /// How long to wait before giving up; 0 is for ever
+    /// How long to wait before giving up; 0 never gives up
     #[arg(long, default_value = "0s")]
     timeout: String,
     /// Label selector to filter pods on the node

@@ -18,7 +18,7 @@ pub(crate) struct Explain {
     /// The group and version to explain, as GROUP/VERSION
     #[arg(long, value_name = "GROUP/VERSION")]
     api_version: Option<String>,
-    /// Print the names of all fields, of fields of fields too
+    /// Print the names of all fields, recursively
     #[arg(long)]
     recursive: bool,
     /// plaintext, or plaintext-openapiv2, which is the same
@@ -95,7 +95,7 @@ impl Explain {
         }
         let Some((mut resource, fields)) = found else {
             let error = format!("the server doesn't have a resource type {:?}", parts[0]);
-            // Said without the word that other errors begin with.
+            // Printed without the prefix of other errors.
             return Err(crate::error::Plain(error).into());
         };
         if let Some(version) = &self.api_version {
@@ -339,7 +339,7 @@ fn wrapped(text: &str, width: usize) -> String {
             let length = word.chars().count();
             if at > 0 {
                 if used + 1 + length > width {
-                    // A blank at which a line ends is no part of it.
+                    // Trailing spaces of a line are dropped.
                     out.truncate(out.trim_end_matches(' ').len());
                     out.push('\n');
                     used = 0;

@@ -57,10 +57,10 @@ pub(crate) struct Get {
     /// Sort list types by this JSONPath
     #[arg(long, value_name = "PATH")]
     sort_by: Option<String>,
-    /// Let the server make the table
+    /// Let the server render the table
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     server_print: bool,
-    /// Return large lists in chunks; 0 asks for all at once
+    /// Return large lists in chunks; 0 requests everything at once
     #[arg(long, default_value_t = 500, value_name = "COUNT")]
     chunk_size: usize,
     /// The subresource to read, such as status or scale
@@ -290,7 +290,7 @@ impl Get {
             }
             answers.push((ask.resource.qualified_plural(), ask, answer));
         }
-        // What was not found makes no difference.
+        // Objects that were not found are ignored.
         let several = answers.iter().any(|(name, ..)| *name != answers[0].0);
         let mut printed = Tables::new(self.no_headers);
         for (name, ask, answer) in &answers {

@@ -45,10 +45,10 @@ pub(crate) struct Set {
     /// With aliases: arguments before the user's
     #[arg(long)]
     prependarg: Vec<String>,
-    /// With aliases: arguments behind the user's
+    /// With aliases: arguments after the user's
     #[arg(long)]
     appendarg: Vec<String>,
-    /// Replace an entry that is there already
+    /// Replace an existing entry
     #[arg(long)]
     overwrite: bool,
 }

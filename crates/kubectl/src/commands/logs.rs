@@ -65,7 +65,7 @@ pub(crate) struct Logs {
     /// Maximum number of concurrent logs to follow when using a selector
     #[arg(long, default_value_t = 5, value_name = "COUNT")]
     max_log_requests: usize,
-    /// If following logs, go on after errors that are not fatal
+    /// If following logs, continue after non-fatal errors
     #[arg(long)]
     ignore_errors: bool,
     /// Do not check the identity of the kubelet
@@ -140,7 +140,7 @@ impl Logs {
         Ok(())
     }
 
-    /// What the server would refuse; said when the pod is known.
+    /// Options that the server would reject; reported once the pod is known.
     fn check_with_pod(&self) -> Result<()> {
         if self.since.is_some() && self.since_time.is_some() {
             bail!("at most one of `sinceTime` or `sinceSeconds` may be specified");
@@ -324,7 +324,7 @@ impl Logs {
     }
 }
 
-/// An object that is not there, with the namespace that was looked in.
+/// The error for a missing object, with its namespace.
 fn located(error: anyhow::Error, session: &Session) -> anyhow::Error {
     match error.downcast_ref::<error::ServerError>() {
         Some(error::ServerError(status)) if status.code == 404 => anyhow::anyhow!(

@@ -153,7 +153,7 @@ pub(crate) enum Command {
     Options(options::Options),
     /// Print the client and server version information
     Version(version::Version),
-    /// What could stand at the end of a command line; shells ask this
+    /// Print completions of a command line; called by shells
     #[command(name = "__complete", hide = true)]
     Complete(completion::Complete),
 }

@@ -76,7 +76,7 @@ impl Patch {
                 .map(|name| format!("/{name}"))
                 .unwrap_or_default();
             let path = format!("{}{subresource}", target.path());
-            // What is only printed is the object of the file, if it came from one.
+            // With `--dry-run=client` the object of the file is printed, if it came from one.
             let before = match &target.manifest {
                 Some(object) if dry_run.is_client() => object.clone(),
                 _ => session.api.get(&path).await?,
@@ -89,7 +89,7 @@ impl Patch {
                 }
             };
             match before == patched && !report.prints_objects() {
-                // Said without the dry run, as upstream does.
+                // Printed without the dry-run suffix, as upstream does.
                 true => println!("{} patched (no change)", target.display()),
                 false => report.print(&patched, "patched")?,
             }
@@ -112,7 +112,7 @@ impl Patch {
                 bail!("must specify --patch or --patch-file containing the contents of the patch");
             }
         };
-        // JSON that is none is sent by upstream, and refused by the server.
+        // Upstream sends invalid JSON, and the server rejects it.
         if text.trim_start().starts_with(['{', '['])
             && let Err(error) = serde_json::from_str::<serde::de::IgnoredAny>(&text)
             && error.is_eof()
@@ -124,7 +124,7 @@ impl Patch {
     }
 }
 
-/// A kind of patch that the resource has not.
+/// The error for a patch type that the resource does not support.
 fn unsupported(error: anyhow::Error, kind: PatchType, resource: &Resource) -> anyhow::Error {
     match error.downcast_ref::<error::ServerError>() {
         Some(error::ServerError(status)) if status.code == 415 => anyhow::anyhow!(

@@ -88,7 +88,7 @@ impl PortForward {
             false => None,
         };
         let pod = pod_of(session, &self.resource, &self.pod_running_timeout).await?;
-        // Ports that are not there are said before the pod is.
+        // Missing ports are reported before the pod is resolved.
         self.pairs(&pod, service.as_ref())?;
         if pod["status"]["phase"] != "Running" {
             bail!(

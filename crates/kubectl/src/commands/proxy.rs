@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(outside.status(), StatusCode::NOT_FOUND);
     }
 
-    /// Agrees to any upgrade and sends back what it reads; gives its address and the first request's head.
+    /// A server that accepts any upgrade and echoes; returns its address and the head of the first request.
     async fn echoing_server() -> (SocketAddr, tokio::sync::oneshot::Receiver<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

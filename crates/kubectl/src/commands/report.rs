@@ -32,7 +32,7 @@ impl Report {
         Ok(())
     }
 
-    /// The same for an object made here, whose JSON is in the order of Go's types.
+    /// The same for a generated object, whose JSON has the order of Go's types.
     pub(super) fn say_typed(&self, object: &Value, deed: &str) -> Result<()> {
         match &self.printer {
             Some(printer) if matches!(printer.format, Format::Json) => {

@@ -29,13 +29,13 @@ pub(crate) struct Scale {
     /// The new desired number of replicas
     #[arg(long, value_name = "COUNT")]
     replicas: Option<i32>,
-    /// Only when there are this many now
+    /// Only scale if this is the current number of replicas
     #[arg(long, default_value_t = -1, value_name = "COUNT")]
     current_replicas: i64,
-    /// Only when this is the resource version now
+    /// Only scale if this is the current resource version
     #[arg(long, value_name = "VERSION")]
     resource_version: Option<String>,
-    /// How long to wait for the replicas; 0 is not at all
+    /// How long to wait for the replicas; 0 does not wait
     #[arg(long, default_value = "0s")]
     timeout: String,
     #[command(flatten)]

@@ -87,7 +87,7 @@ impl Taint {
             if dry_run.is_client() {
                 match report.prints_objects() {
                     true => report.print(&node, deed)?,
-                    // Said without the dry run, as upstream does.
+                    // Printed without the dry-run suffix, as upstream does.
                     false => println!("{} {deed}", target.display()),
                 }
                 continue;

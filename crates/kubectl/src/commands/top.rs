@@ -18,7 +18,7 @@ use crate::{
 const EXPECTED_AFTER: i64 = 120;
 const METRICS: &str = "/apis/metrics.k8s.io/v1beta1";
 
-/// What usage is shown of.
+/// The objects whose usage is shown.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Top {
     /// Display resource (CPU/memory) usage of nodes
@@ -42,7 +42,7 @@ pub(crate) struct Node {
     /// Do not print headers
     #[arg(long)]
     no_headers: bool,
-    /// Percentages of what the node has, not of what pods may use
+    /// Show percentages of the node's capacity instead of its allocatable resources
     #[arg(long)]
     show_capacity: bool,
     /// Show swap too

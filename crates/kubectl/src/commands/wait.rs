@@ -32,7 +32,7 @@ pub(crate) struct Wait {
     /// The condition to wait on: delete, create, condition=NAME[=VALUE], jsonpath='{PATH}'[=VALUE]; may be repeated
     #[arg(long = "for", value_name = "CONDITION")]
     conditions: Vec<String>,
-    /// How long to wait before giving up; 0 looks once, negative is a week
+    /// How long to wait before giving up; 0 checks once, negative is a week
     #[arg(long, default_value = "30s")]
     timeout: String,
     #[command(flatten)]
@@ -224,7 +224,7 @@ impl Wait {
         match (last, condition) {
             (Some(object), _) => Ok(object),
             (None, Condition::Delete) => Ok(Value::Null),
-            // The server's own words about what is missing.
+            // The server's message about the missing object.
             (None, _) => session.api.get(&target.path()).await,
         }
     }

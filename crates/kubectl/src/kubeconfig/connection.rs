@@ -230,7 +230,7 @@ impl Connection {
             extra.extend(list(values).map(|value| (key.to_owned(), str_of(value).to_owned())));
         }
         for pair in &global.as_user_extra {
-            // What is no pair is left out, as upstream does.
+            // Entries that are not pairs are ignored, as upstream does.
             if let Some((key, value)) = pair.split_once('=') {
                 extra.push((key.to_owned(), value.to_owned()));
             }

@@ -27,7 +27,7 @@ pub(crate) struct PrintFlags {
     /// Template text or file for go-template and jsonpath
     #[arg(long, value_name = "TEMPLATE")]
     pub template: Option<String>,
-    /// Ignore keys that a template names and the object lacks
+    /// Ignore keys of a template that the object does not have
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub allow_missing_template_keys: bool,
     /// Keep managedFields in JSON and YAML

@@ -109,7 +109,7 @@ impl View {
 pub(super) struct Set {
     #[command(flatten)]
     files: Files,
-    /// Also for objects that lack the annotation
+    /// Also set the annotation on objects that lack it
     #[arg(long)]
     create_annotation: bool,
     #[command(flatten)]
@@ -134,7 +134,7 @@ impl Set {
                     target.name
                 );
             }
-            // The file as it is: annotations that it has not are not named, unlike in what `apply` writes.
+            // The manifest unchanged: unlike `apply`, no empty annotations are added.
             let mut wanted = target.manifest.clone().unwrap_or_default();
             let annotations = wanted.pointer_mut("/metadata/annotations");
             if let Some(annotations) = annotations.and_then(Value::as_object_mut) {

@@ -49,13 +49,13 @@ pub(crate) struct Apply {
     /// Values that differ from the last applied ones are overwritten
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     overwrite: bool,
-    /// Delete objects that were applied before and are not in the files any more
+    /// Delete objects that were applied before and are no longer in the files
     #[arg(long)]
     prune: bool,
-    /// With --prune: types to look at, as GROUP/VERSION/KIND
+    /// With --prune: the types to prune, as GROUP/VERSION/KIND
     #[arg(long, value_name = "GVK", value_delimiter = ',')]
     prune_allowlist: Vec<String>,
-    /// With --prune: the set that keeps what was applied, as [RESOURCE][.GROUP]/NAME; a plain name is that of a Secret
+    /// With --prune: the ApplySet parent that records the applied objects, as [RESOURCE][.GROUP]/NAME; a plain name is a Secret
     #[arg(long, value_name = "PARENT")]
     applyset: Option<String>,
     /// With --prune: all objects of the types
@@ -64,7 +64,7 @@ pub(crate) struct Apply {
     /// With --server-side: apply to this subresource
     #[arg(long, value_name = "NAME", default_value = "")]
     subresource: String,
-    /// Patches are always made from the schema that is built in
+    /// Ignored: patches are always computed with the built-in schema
     #[arg(long, hide = true, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     #[allow(dead_code)]
     openapi_patch: bool,

@@ -67,10 +67,10 @@ pub(crate) struct GetContexts {
 /// Flags of `config set`.
 #[derive(Debug, Args)]
 pub(crate) struct Set {
-    /// Where, as users.admin.token
+    /// The property, such as users.admin.token
     property: String,
     value: String,
-    /// The value is bytes, which are kept in base64
+    /// The value is binary and is stored in base64
     #[arg(long)]
     set_raw_bytes: bool,
 }
@@ -450,7 +450,8 @@ const FIELDS: &[(&str, &[&str])] = &[
 ];
 const SWITCHES: &[&str] = &["insecure-skip-tls-verify", "disable-compression"];
 
-/// A field that no entry has would be lost by other programs, and a switch that is no bool makes them refuse the file.
+/// Rejects unknown fields, which other programs would drop, and non-boolean values of switches, which make them
+/// reject the file.
 fn check_field(section: &str, fields: &[String], value: &Value) -> Result<()> {
     let Some(first) = fields.first() else {
         return Ok(());

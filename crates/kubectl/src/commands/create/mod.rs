@@ -66,7 +66,7 @@ pub(super) struct Common {
     save_config: bool,
 }
 
-/// What can be made from flags alone.
+/// Objects that can be created from flags alone.
 #[derive(Debug, Subcommand)]
 enum Generator {
     /// Create a cluster role
@@ -320,13 +320,13 @@ pub(super) async fn create_object(
         .await
 }
 
-/// A name and the container's name that an image's last part gives.
-/// Notes an object of our own making as Go's types would write it.
+/// Sets the last-applied annotation of a generated object, written as Go's types are.
 fn annotate_generated(object: &mut Value) {
     let note = format!("{object}\n");
     object["metadata"]["annotations"][super::apply::LAST_APPLIED] = Value::String(note);
 }
 
+/// The container's name: the last part of the image's name.
 pub(super) fn container_name(image: &str) -> String {
     let last = image.rsplit('/').next().unwrap_or(image);
     let last = last.split(['@', ':']).next().unwrap_or(last);
@@ -343,7 +343,7 @@ pub(super) fn container_name(image: &str) -> String {
         .collect::<String>()
         .trim_matches('-')
         .to_owned();
-    // What is no name is left to the server to refuse.
+    // Invalid names are left to the server to reject.
     if name.is_empty() {
         last.to_owned()
     } else {

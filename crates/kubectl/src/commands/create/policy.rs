@@ -137,7 +137,7 @@ pub(super) struct PriorityClass {
     /// The value of this priority class
     #[arg(long, default_value_t = 0)]
     value: i32,
-    /// Whether this is the priority of pods that name none
+    /// Whether this is the default priority class
     #[arg(long)]
     global_default: bool,
     /// When this priority class should be used

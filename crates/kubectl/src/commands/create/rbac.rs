@@ -27,7 +27,7 @@ const VERBS: &[&str] = &[
     "impersonate",
 ];
 
-/// What a rule is made of.
+/// The flags that define a rule.
 #[derive(Debug, Args)]
 struct Rule {
     /// Verb that applies to the resources contained in the rule
@@ -36,7 +36,7 @@ struct Rule {
     /// Resource that the rule applies to, as RESOURCE[.GROUP][/SUBRESOURCE]
     #[arg(long, value_delimiter = ',')]
     resource: Vec<String>,
-    /// Resource in the white list that the rule applies to; may be repeated
+    /// Name of an object that the rule applies to; may be repeated
     #[arg(long)]
     resource_name: Vec<String>,
 }
@@ -109,7 +109,7 @@ fn unknown(word: &str) -> String {
     }
 }
 
-/// Some verbs mean something for a few resources only.
+/// Some verbs are valid for a few resources only.
 fn refuse_special_verbs(verbs: &[&str], group: &str, plural: &str) -> Result<()> {
     const SPECIAL: &[(&str, &[(&str, &str)])] = &[
         (

@@ -39,7 +39,7 @@ pub(crate) struct History {
 pub(crate) struct Undo {
     #[command(flatten)]
     which: Which,
-    /// The revision to rollback to; 0 is the one before
+    /// The revision to roll back to; 0 is the previous one
     #[arg(long, default_value_t = 0)]
     to_revision: i64,
     #[command(flatten)]
@@ -135,7 +135,7 @@ impl History {
                 let shown = |revision: &Revision| match target.resource.kind.as_str() {
                     "Deployment" => {
                         let mut shown = revision.keeper.clone();
-                        // Items of lists do not say what they are.
+                        // Items of lists have no kind.
                         shown["apiVersion"] = json!("apps/v1");
                         shown["kind"] = json!("ReplicaSet");
                         shown

@@ -21,10 +21,10 @@ pub(crate) struct Status {
     /// Watch the status of the rollout until it's done
     #[arg(short, long, default_value_t = true, action = clap::ArgAction::Set)]
     watch: bool,
-    /// How long to wait before ending watch; 0 is for ever
+    /// How long to wait before ending watch; 0 never ends it
     #[arg(long, default_value = "0s")]
     timeout: String,
-    /// Stop when the resource has another revision than this; 0 is any
+    /// Stop when the resource gets another revision than this; 0 is any
     #[arg(long, default_value_t = 0)]
     revision: i64,
 }

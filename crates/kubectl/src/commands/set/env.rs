@@ -40,7 +40,7 @@ pub(super) struct Env {
     /// With --list: show secret or config map references in their values
     #[arg(long)]
     resolve: bool,
-    /// Overwrite variables that are there already
+    /// Overwrite existing variables
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     overwrite: bool,
     #[command(flatten)]

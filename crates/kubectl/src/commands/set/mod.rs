@@ -109,8 +109,8 @@ impl Common {
         Ok(objects)
     }
 
-    /// Changes every object and says so, unless `change` says that there is nothing to say. `failure` stands before what
-    /// the server refuses.
+    /// Changes every object and reports it, unless `change` returns that there is nothing to report. `failure`
+    /// is the prefix of the server's errors.
     pub(super) async fn change(
         &self,
         session: &Session,
@@ -221,7 +221,7 @@ pub(super) fn each_container(
     Ok(count)
 }
 
-/// A word beside `TYPE/NAME` that names nothing.
+/// The error for an argument beside `TYPE/NAME`.
 pub(super) fn refuse_stray_words(names: &[String]) -> Result<()> {
     let has_pair = names.iter().any(|name| name.contains('/'));
     match has_pair && names.iter().any(|name| !name.contains('/')) {
@@ -230,7 +230,7 @@ pub(super) fn refuse_stray_words(names: &[String]) -> Result<()> {
     }
 }
 
-/// What names nothing, or whole types, is said before anything else.
+/// Arguments that name no object, or whole types, are rejected first.
 pub(super) fn check_names(names: &[String], common: &Common) -> Result<()> {
     let is_named = !common.selection.files.is_empty() || common.local;
     match names {

@@ -13,7 +13,7 @@ use super::Common;
 pub(super) struct Selector {
     /// TYPE NAME or TYPE/NAME, then the selector
     words: Vec<String>,
-    /// Only change an object of this version
+    /// Only change the object if this is its resource version
     #[arg(long, value_name = "VERSION")]
     resource_version: Option<String>,
     #[command(flatten)]

@@ -30,7 +30,7 @@ impl Subject {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
         super::check_names(&self.words, &self.common)?;
         const GROUP: &str = "rbac.authorization.k8s.io";
-        // What does not exist is said before what is wrong with the subjects.
+        // Missing objects are reported before invalid subjects.
         self.common.objects(session, &self.words).await?;
         let mut subjects = Vec::new();
         for (kind, names) in [("User", &self.subject_user), ("Group", &self.group)] {

@@ -181,7 +181,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// `None` is no value: a missing key.
+    /// `None` for a missing key.
     fn pipeline(&mut self, pipeline: &Pipeline, dot: &Value) -> Result<Option<Value>> {
         let mut value: Option<Option<Value>> = None;
         for command in &pipeline.commands {
@@ -264,7 +264,7 @@ impl Run<'_> {
             match next {
                 Some(next) => value = next,
                 None if !self.allow_missing_keys => bail!("map has no entry for key {name:?}"),
-                // A field of no value is no value.
+                // A field of a missing value is missing too.
                 None => return Ok(None),
             }
         }
