@@ -59,12 +59,12 @@ pub struct Config {
     pub tokens: Option<Arc<dyn TokenIssuer>>,
 }
 
-/// Who else may be known, and who else is asked whether they may.
+/// Additional authenticators and authorizers.
 #[derive(Debug, Clone, Default)]
 pub struct AccessOptions {
     /// A file with an `AuthenticationConfiguration`.
     pub authentication_config: Option<PathBuf>,
-    /// A webhook that knows bearer tokens.
+    /// A webhook that authenticates bearer tokens.
     pub token_webhook: Option<TokenWebhook>,
     pub authorization: authz::Options,
 }

@@ -57,7 +57,7 @@ pub(crate) async fn authorize(
     })
 }
 
-/// What must be readable, as far as it is known; `*` stands for all.
+/// The resources that the author must be able to read, as far as known; `*` means all.
 struct Target {
     group: String,
     version: String,

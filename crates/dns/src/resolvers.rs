@@ -23,7 +23,7 @@ use crate::{lanes::Lanes, metrics::Metrics, reply::Transport};
 
 /// How often a `resolv.conf` is checked for changes.
 const FRESH: Duration = Duration::from_secs(5);
-/// How long a server that did not answer is asked last.
+/// How long a server that did not answer is tried last.
 const SET_BACK: Duration = Duration::from_secs(5);
 /// Resolvers use no more servers of a `resolv.conf` either.
 const SERVERS: usize = 3;

@@ -131,7 +131,7 @@ impl Inbox {
         self.count == BATCH
     }
 
-    /// What was received last, and from whom.
+    /// The last received datagram and its sender.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], Peer)> {
         let received = self.buffers.iter().zip(&self.lengths).zip(&self.peers);
         received

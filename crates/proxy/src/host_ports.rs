@@ -1,6 +1,6 @@
 //! Load balancers at the nodes' own addresses do not take ports that processes of a node listen on.
 //! Every node decides about its own addresses, and does not redirect traffic to those of others:
-//! otherwise anybody who may write Services could take a port of a machine from its process.
+//! otherwise every user who may write Services could take a port of a machine from its process.
 
 use std::{
     collections::BTreeSet,

@@ -143,7 +143,7 @@ pub fn generate_name(object: &mut Object, endings: &dyn Endings) -> bool {
     true
 }
 
-/// The namespace of the request holds; an object that names another is refused.
+/// Sets the namespace of the request; an object with another namespace is rejected.
 pub fn ensure_namespace_matches(object: &mut Object, namespace: &str) -> Result<(), Status> {
     let own = text(object, "namespace");
     if machinery::text::same(own, namespace) {
@@ -158,7 +158,7 @@ pub fn ensure_namespace_matches(object: &mut Object, namespace: &str) -> Result<
     ))
 }
 
-/// Rejects an object that names another than the request.
+/// Rejects an object whose name differs from the request's.
 pub fn check_name(object: &Object, name: &str) -> Result<(), Status> {
     Err(Status::bad_request(match text(object, "name") {
         "" => format!(

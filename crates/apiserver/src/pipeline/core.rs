@@ -70,7 +70,7 @@ pub(crate) struct Core {
 /// Authentication and authorization.
 pub(crate) struct Access {
     pub(crate) authenticators: Vec<Arc<dyn Authenticator>>,
-    /// The issuers of tokens outside of the cluster, and who may be anonymous, where a file says so.
+    /// The JWT issuers and the anonymous access of the `AuthenticationConfiguration`, if there is one.
     pub(crate) jwt: Option<Jwt>,
     /// Tokens in Secrets that were used.
     pub(crate) legacy_uses: Arc<authn::legacy_tokens::Uses>,

@@ -1,4 +1,4 @@
-//! Impersonation: the request goes on as the user that its `Impersonate-*` headers name.
+//! Impersonation: the request continues as the user in its `Impersonate-*` headers.
 
 use std::sync::Arc;
 

@@ -66,7 +66,7 @@ async fn attempt(
     write
         .admit_mutating(Operation::Create, &mut object, None)
         .await?;
-    // Nobody on the way may move it to another namespace.
+    // Admission must not move it to another namespace.
     write.ensure_namespace_matches(&mut object)?;
     let stage = owners::Stage::AfterAdmission;
     owners::without_duplicates(&mut object, stage, &write.effects);
@@ -126,7 +126,7 @@ async fn attempt(
     })
 }
 
-/// Nothing is made of a definition that is being deleted: it would never be empty.
+/// Rejects new objects of a definition that is being deleted: its deletion would never complete.
 fn reject_if_terminating(write: &Write, object: &Object) -> Result<(), Status> {
     let definition = write.resource.definition.as_ref();
     if definition.is_none_or(|definition| !definition.leaving) {

@@ -116,7 +116,7 @@ impl Write {
         meta::ensure_namespace_matches(object, namespace)
     }
 
-    /// Rejects an object that names another than the request.
+    /// Rejects an object whose name differs from the request's.
     pub(crate) fn check_name(&self, object: &Object) -> Result<(), Status> {
         meta::check_name(object, &self.name)
     }

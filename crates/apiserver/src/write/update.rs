@@ -14,8 +14,8 @@ use crate::{
     unenforced,
 };
 
-/// How an update comes by the new object, given the one that stands (with its resourceVersion).
-/// Called again after a conflict.
+/// Makes the new object of an update from the stored one (with its resourceVersion). Called again
+/// after a conflict.
 pub(crate) trait Change: Send + Sync {
     fn apply(&self, old: &Object) -> Result<Object, Status>;
 

@@ -107,16 +107,16 @@ impl Authorizer for Masters {
     }
 }
 
-/// Authorizers beside those that every cluster has.
+/// Authorizers in addition to those of every cluster.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// A file with an `AuthorizationConfiguration`.
     pub config: Option<PathBuf>,
-    /// A webhook that is asked after the others; not with a file.
+    /// A webhook that is called after the other authorizers; not with a file.
     pub webhook: Option<AccessWebhook>,
 }
 
-/// What `--authorization-webhook-*` say.
+/// The options `--authorization-webhook-*`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessWebhook {
     /// A kubeconfig file.
@@ -127,7 +127,7 @@ pub struct AccessWebhook {
     pub unauthorized_ttl: Duration,
 }
 
-/// The authorizers, in the order they are asked.
+/// The authorizers, in the order in which they are called.
 pub fn chain(
     options: &Options,
     reader: &Reader,

@@ -15,7 +15,7 @@ pub(crate) struct Record<'a> {
     /// The timestamp as written.
     pub time: &'a str,
     pub stream: Stream,
-    /// The line goes on in the next record.
+    /// The line continues in the next record.
     pub is_partial: bool,
     pub content: &'a [u8],
 }
