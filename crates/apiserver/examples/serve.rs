@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut arguments = std::env::args().skip(1);
-    let directory = PathBuf::from(arguments.next().ok_or("a directory is wanted")?);
+    let directory = PathBuf::from(arguments.next().ok_or("usage: serve DIRECTORY")?);
     let listen = arguments
         .next()
         .unwrap_or_else(|| "127.0.0.1:0".to_owned())

@@ -198,12 +198,12 @@ fn fixed(core: &Core) -> Vec<Wanted> {
         class(
             "system-node-critical",
             2_000_001_000,
-            "For pods that a node cannot do without.",
+            "For pods that are critical for their node.",
         ),
         class(
             "system-cluster-critical",
             2_000_000_000,
-            "For pods that the cluster cannot do without.",
+            "For pods that are critical for the cluster.",
         ),
     ]
 }

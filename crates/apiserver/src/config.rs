@@ -112,7 +112,7 @@ pub enum Error {
     Invalid(String),
     #[error(transparent)]
     Admission(#[from] admission::Error),
-    #[error("cannot make the first objects: {0}")]
+    #[error("cannot create the initial objects: {0}")]
     Bootstrap(machinery::Status),
 }
 

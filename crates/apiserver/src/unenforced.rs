@@ -37,7 +37,7 @@ const fn gap(
 }
 
 const DEVICES: &str =
-    "devices are not allocated by this server yet; pods that ask for them do not start";
+    "devices are not allocated by this server yet; pods that request them do not start";
 
 const GAPS: &[Gap] = &[
     gap("resource.k8s.io", "resourceclaims", "", any, DEVICES),
@@ -53,7 +53,7 @@ const GAPS: &[Gap] = &[
         "csidrivers",
         "spec.nodeAllocatableUpdatePeriodSeconds",
         any,
-        "what a node can attach is asked for when the driver registers, not again",
+        "attach limits are read only when the driver registers",
     ),
     gap(
         "storage.k8s.io",
@@ -70,7 +70,7 @@ const POD_GAPS: &[(&str, Asks, &str)] = &[
     (
         "schedulingGroup",
         any,
-        "pods of a group are scheduled one by one yet",
+        "pods of a group are still scheduled one by one",
     ),
 ];
 

@@ -198,7 +198,10 @@ impl Server {
             }
         };
         for problem in &parsed.problems {
-            warn!(problem, "Corefile of kube-system/coredns");
+            warn!(
+                problem,
+                "part of the Corefile in kube-system/coredns is ignored"
+            );
         }
         match self.settings.chain(parsed, generation) {
             Ok(chain) => {

@@ -12,13 +12,13 @@ pub(crate) const COMMANDS: &[Command] = &[
     Command {
         name: "burn-cpu",
         arguments: "[SECONDS] [THREADS]",
-        help: "keep processors busy, for ever unless told",
+        help: "use CPU time, forever by default",
         run: cpu,
     },
     Command {
         name: "burn-memory",
         arguments: "MEBIBYTES [SECONDS]",
-        help: "take memory and keep it, for ever unless told",
+        help: "allocate memory and hold it, forever by default",
         run: memory,
     },
 ];

@@ -7,7 +7,7 @@ use crate::{Command, Outcome, print_line};
 pub(crate) const COMMANDS: &[Command] = &[Command {
     name: "lookup",
     arguments: "NAME [A|AAAA|SRV|PTR]",
-    help: "ask the name servers of /etc/resolv.conf",
+    help: "query the name servers of /etc/resolv.conf",
     run,
 }];
 

@@ -11,7 +11,7 @@ use crate::{Command, Outcome, http::listen, number, print_line, signals};
 pub(crate) const COMMANDS: &[Command] = &[Command {
     name: "echo",
     arguments: "tcp|udp [PORT]",
-    help: "send back what comes in on a port (7)",
+    help: "echo what is received on a port (7)",
     run,
 }];
 

@@ -14,7 +14,7 @@ use crate::{Command, Complaint, Outcome, host_name, print_line};
 pub(crate) const COMMANDS: &[Command] = &[Command {
     name: "elect",
     arguments: "LEASE",
-    help: "stand for election, for ever: the leader holds the Lease of this name in the pod's namespace",
+    help: "run a leader election forever: the leader holds the Lease of this name in the pod's namespace",
     run: elect,
 }];
 

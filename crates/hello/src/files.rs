@@ -12,7 +12,7 @@ pub(crate) const COMMANDS: &[Command] = &[
     Command {
         name: "cat",
         arguments: "[FILE…]",
-        help: "print files, or what comes in",
+        help: "print files, or standard input",
         run: cat,
     },
     Command {

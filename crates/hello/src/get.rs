@@ -12,13 +12,13 @@ pub(crate) const COMMANDS: &[Command] = &[
     Command {
         name: "get",
         arguments: "URL [SECONDS]",
-        help: "print what an http:// URL answers; fails unless it is 2xx",
+        help: "print the response of an http:// URL; fails unless it is 2xx",
         run: get,
     },
     Command {
         name: "post",
         arguments: "URL TEXT",
-        help: "send a text to an http:// URL and print the answer; fails unless it is 2xx",
+        help: "post a text to an http:// URL and print the response; fails unless it is 2xx",
         run: post,
     },
 ];

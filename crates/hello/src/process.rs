@@ -37,19 +37,19 @@ pub(crate) const COMMANDS: &[Command] = &[
     Command {
         name: "exit",
         arguments: "[CODE]",
-        help: "end at once with a code",
+        help: "exit at once with a code",
         run: exit,
     },
     Command {
         name: "sleep",
         arguments: "[SECONDS]",
-        help: "wait, for ever unless told; ends when asked",
+        help: "sleep, forever by default; exits on SIGTERM",
         run: sleep,
     },
     Command {
         name: "signals",
         arguments: "",
-        help: "print signals as they come; SIGTERM is printed too and does not end it, SIGQUIT does",
+        help: "print received signals; only SIGQUIT ends it, SIGTERM does not",
         run: print_signals,
     },
     Command {

@@ -16,7 +16,7 @@ use crate::{Command, Complaint, Outcome};
 pub(crate) const COMMANDS: &[Command] = &[Command {
     name: "remove-volume",
     arguments: "ROOT NAME...",
-    help: "remove directories beneath a root, across no mount and through no link",
+    help: "remove directories below a root, without crossing mounts or following links",
     run: remove_volume,
 }];
 

@@ -228,7 +228,7 @@ impl<'a> Maker<'a> {
             let words = [
                 ("apiVersion", self.about("apiVersion")),
                 ("kind", self.about("kind")),
-                ("metadata", "What is true of the list as a whole.".into()),
+                ("metadata", "Metadata of the list.".into()),
                 ("items", format!("The objects, each a {kind}.").into()),
             ];
             for (field, text) in words {

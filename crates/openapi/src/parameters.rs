@@ -25,22 +25,22 @@ pub(super) type Options = &'static [(&'static str, &'static str, &'static str)];
 const DRY_RUN: (&str, &str, &str) = (
     "dryRun",
     "string",
-    "\"All\" goes through every stage of the request, validation and admission included, and stores nothing. Any other value is refused.",
+    "\"All\" runs all stages of the request, including validation and admission, and stores nothing. Any other value is rejected.",
 );
 const FIELD_VALIDATION: (&str, &str, &str) = (
     "fieldValidation",
     "string",
-    "What to do about fields that are unknown or given twice: Ignore drops them silently, Warn (the default) drops them and says so in a Warning header, Strict refuses the request and names them all.",
+    "How unknown and duplicate fields are handled: Ignore drops them silently, Warn (the default) drops them with a Warning header for each, Strict rejects the request with an error that lists them all.",
 );
 const RESOURCE_VERSION: (&str, &str, &str) = (
     "resourceVersion",
     "string",
-    "How fresh the answer must be: unset means the newest state, 0 any state, a version at least (or, by resourceVersionMatch, exactly) that state.",
+    "How recent the response must be: unset means the newest state, 0 any state, a version that state or a newer one (or, with resourceVersionMatch, exactly that state).",
 );
 const TIMEOUT_SECONDS: (&str, &str, &str) = (
     "timeoutSeconds",
     "integer",
-    "Ends a list or watch after this many seconds, whether or not it is done.",
+    "Ends a list or watch after this many seconds, even if it is not complete.",
 );
 
 /// The parameters of a GET of one custom resource.
@@ -50,43 +50,43 @@ pub(super) const LIST: Options = &[
     (
         "allowWatchBookmarks",
         "boolean",
-        "Asks a watch for events of type BOOKMARK, which carry only a resourceVersion. When they come, and whether any do, is up to the server.",
+        "Requests events of type BOOKMARK in a watch, which have only a resourceVersion. The server decides when, and whether, it sends them.",
     ),
     (
         "continue",
         "string",
-        "The token that a page of a list ended with; the next page comes from the same state. An expired token is answered with 410 and one to go on with from the newest state.",
+        "The continue token of the previous page of a list; the next page is read from the same state. An expired token gets a 410 response with a token that continues from the newest state.",
     ),
     (
         "fieldSelector",
         "string",
-        "Leaves only objects whose fields have these values. Everything by default.",
+        "Returns only objects whose fields have these values. By default all objects.",
     ),
     (
         "labelSelector",
         "string",
-        "Leaves only objects whose labels match. Everything by default.",
+        "Returns only objects whose labels match. By default all objects.",
     ),
     (
         "limit",
         "integer",
-        "How many objects a page of a list has at most; the rest comes with the token in metadata.continue.",
+        "Maximum number of objects in a page of a list; the token in metadata.continue gets the rest.",
     ),
     RESOURCE_VERSION,
     (
         "resourceVersionMatch",
         "string",
-        "How resourceVersion is meant: Exact or NotOlderThan.",
+        "How resourceVersion is applied: Exact or NotOlderThan.",
     ),
     (
         "sendInitialEvents",
         "boolean",
-        "Begins a watch with an ADDED event for every object that exists and a bookmark that marks their end.",
+        "Starts a watch with an ADDED event for every existing object, and a bookmark after the last one.",
     ),
     (
         "shardSelector",
         "string",
-        "Leaves only objects of one shard of the hashed key space.",
+        "Returns only objects of one shard of the hashed key space.",
     ),
     TIMEOUT_SECONDS,
     (
@@ -104,7 +104,7 @@ pub(super) const WRITE: Options = &[
     (
         "fieldManager",
         "string",
-        "Who writes: the name under which managedFields notes what was set. At most 128 printable characters; the client's user agent by default.",
+        "Name of the field manager, recorded in managedFields. At most 128 printable characters; by default from the client's user agent.",
     ),
     FIELD_VALIDATION,
 ];
@@ -114,13 +114,13 @@ pub(super) const PATCH: Options = &[
     (
         "fieldManager",
         "string",
-        "Who writes: the name under which managedFields notes what was set. Required for apply patches; the client's user agent by default for others.",
+        "Name of the field manager, recorded in managedFields. Required for apply patches; for others by default from the client's user agent.",
     ),
     FIELD_VALIDATION,
     (
         "force",
         "boolean",
-        "Makes an apply patch take over fields that others manage, instead of a conflict. Only for apply patches.",
+        "Lets an apply patch take over fields of other managers instead of failing with a conflict. Only for apply patches.",
     ),
 ];
 
@@ -129,29 +129,29 @@ pub(super) const DELETE: Options = &[
     (
         "gracePeriodSeconds",
         "integer",
-        "How long the object is given to end by itself; 0 removes it at once. The kind's own default if unset.",
+        "Seconds before the object is removed; 0 removes it at once. By default the kind's own grace period.",
     ),
     (
         "ignoreStoreReadErrorWithClusterBreakingPotential",
         "boolean",
-        "Deletes an object that cannot be read from the store, skipping everything that would need to read it.",
+        "Deletes an object that cannot be read from the store; checks that need the object are skipped.",
     ),
     (
         "orphanDependents",
         "boolean",
-        "Older form of propagationPolicy: whether dependents are left behind. Only one of both may be set.",
+        "Deprecated form of propagationPolicy: whether dependents are orphaned. Only one of the two may be set.",
     ),
     (
         "propagationPolicy",
         "string",
-        "What happens to dependents: Orphan leaves them, Background deletes them later, Foreground deletes them first.",
+        "How dependents are handled: Orphan keeps them, Background deletes them later, Foreground deletes them first.",
     ),
 ];
 
 const CONTAINER: (&str, &str, &str) = (
     "container",
     "string",
-    "Which container; needed only when the pod has several.",
+    "Name of the container; required only if the pod has several.",
 );
 const STREAMS: [(&str, &str, &str); 4] = [
     ("stderr", "boolean", "Whether to send standard error."),
@@ -174,20 +174,16 @@ const EXEC: Options = &[
 ];
 const LOG: Options = &[
     CONTAINER,
-    (
-        "follow",
-        "boolean",
-        "Goes on with what is written from now on.",
-    ),
+    ("follow", "boolean", "Follows the log."),
     (
         "insecureSkipTLSVerifyBackend",
         "boolean",
-        "Does not check the certificate of the kubelet that has the log.",
+        "Does not verify the certificate of the kubelet.",
     ),
     (
         "limitBytes",
         "integer",
-        "How many bytes to send at most; the last line may be cut.",
+        "Maximum number of bytes; the last line may be truncated.",
     ),
     (
         "previous",
@@ -197,7 +193,7 @@ const LOG: Options = &[
     (
         "sinceSeconds",
         "integer",
-        "Leaves out lines that are older than this many seconds.",
+        "Returns only lines of the last seconds, this many.",
     ),
     (
         "stream",
@@ -207,20 +203,24 @@ const LOG: Options = &[
     (
         "tailLines",
         "integer",
-        "Leaves out all but this many lines at the end.",
+        "Returns only this many lines at the end.",
     ),
     (
         "timestamps",
         "boolean",
-        "Puts the time before every line, in RFC 3339.",
+        "Prefixes every line with its time, in RFC 3339.",
     ),
 ];
 const PORT_FORWARD: Options = &[(
     "ports",
     "integer",
-    "The ports to forward; needed with WebSockets.",
+    "The ports to forward; required with WebSockets.",
 )];
-const PROXY: Options = &[("path", "string", "The path to ask for behind the proxy.")];
+const PROXY: Options = &[(
+    "path",
+    "string",
+    "The path to request from the proxied server.",
+)];
 
 /// The parameters of subresources with options of their own.
 pub(super) fn of_subresource(name: &str) -> Options {
@@ -255,7 +255,7 @@ pub(super) fn pretty() -> Parameter {
         place: Location::Query,
         kind: "string",
         about: Cow::Borrowed(
-            "Whether the answer is indented; by default only for browsers, curl and wget.",
+            "Whether the response is indented; by default only for browsers, curl and wget.",
         ),
     }
 }
@@ -273,8 +273,8 @@ fn in_path(name: &'static str, about: impl Into<Cow<'static, str>>) -> Parameter
 pub(super) fn of_path(path: &str, kind: &str) -> Vec<Parameter> {
     let all = [
         in_path("name", format!("name of the {kind}")),
-        in_path("namespace", "the namespace that the object lives in"),
-        in_path("path", "the rest of the path, for what is behind the proxy"),
+        in_path("namespace", "namespace of the object"),
+        in_path("path", "rest of the path, for the proxied server"),
     ];
     let stands = |one: &Parameter| path.contains(&format!("{{{}}}", one.name));
     all.into_iter().filter(stands).collect()

@@ -108,10 +108,10 @@ pub(super) fn definition(dialect: Dialect, name: &str) -> Option<Value> {
                 Dialect::V2 => raw,
                 Dialect::V3 => json!({"allOf": [raw]}),
             };
-            object["description"] = "The object as it is now, as it was before it was deleted, or a Status about what went wrong.".into();
+            object["description"] = "The current object, the last state of a deleted object, or a Status with an error.".into();
             let mut kind = text();
             kind["description"] =
-                "What happened: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR.".into();
+                "Type of the event: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR.".into();
             Some(json!({"type": "object", "required": ["type", "object"],
                 "properties": {"object": object, "type": kind}}))
         }

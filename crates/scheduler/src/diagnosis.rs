@@ -111,7 +111,7 @@ fn help(plugins: &BTreeSet<&'static str>, is_ill: bool) -> Vec<String> {
         }
         taint_toleration::NAME if is_ill => "the node itself has a problem: mainstay why node/NODE",
         taint_toleration::NAME => {
-            "give the pod a toleration, or take the taint away: kubectl taint node NODE KEY-"
+            "give the pod a toleration, or remove the taint: kubectl taint node NODE KEY-"
         }
         node_unschedulable::NAME => "kubectl uncordon NODE",
         node_affinity::NAME => {
@@ -171,7 +171,7 @@ fn with_numbers(cluster: &Cluster, slot: Slot, pod: &PodInfo, reason: &str) -> S
     let asked = pod.template.requests.amount(resource);
     let (free, all) = (column.free(slot).max(0), column.allocatable[slot]);
     let (asked, free, all) = (show(asked), show(free), show(all));
-    format!("{reason} (asks for {asked}, {free} of {all} is free)")
+    format!("{reason} (requests {asked}, {free} of {all} is free)")
 }
 
 /// The taints that exclude pods; whether the pod tolerates them is not checked.
@@ -250,7 +250,7 @@ mod tests {
             })
             .collect();
         let cordoned = "node(s) were unschedulable";
-        let small = "Insufficient cpu (asks for 2, 1 of 1 is free)";
+        let small = "Insufficient cpu (requests 2, 1 of 1 is free)";
         assert_eq!(
             seen,
             [

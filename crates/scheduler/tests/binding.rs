@@ -52,7 +52,7 @@ async fn pods_are_bound_or_wait_with_a_reason_until_an_event_helps() {
     assert_eq!((&*first.name, &*first.plugin), ("n1", "NodeResourcesFit"));
     assert_eq!(
         first.reasons,
-        ["Insufficient cpu (asks for 3, 1 of 2 is free)"]
+        ["Insufficient cpu (requests 3, 1 of 2 is free)"]
     );
     assert!(diagnosis.attempts > 0 && diagnosis.queue != "active");
     let placed = early.metadata.uid.as_deref().unwrap();

@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "first   NodeResourcesFit: Insufficient cpu (asks for 1, 500m of 2 is free)",
+                "first   NodeResourcesFit: Insufficient cpu (requests 1, 500m of 2 is free)",
                 "second  TaintToleration: node(s) had untolerated taint(s): gpu=yes:NoSchedule",
             ]
         );

@@ -179,7 +179,11 @@ mod tests {
                 vec![pod("a", "web", "False")],
                 "-> mainstay why pod/a -n default",
             ),
-            (web(), vec![pod("a", "web", "True")], "leads to 1 of 1 pods"),
+            (
+                web(),
+                vec![pod("a", "web", "True")],
+                "has 1 of 1 pods as ready endpoints",
+            ),
             (
                 admin(),
                 vec![pod("a", "web", "True")],

@@ -113,7 +113,10 @@ fn why_knows(cluster: &Cluster) {
     let well = why(&["deployment/web"]);
     assert!(well.contains("3 of 3 pods are ready"), "{well}");
     let service = why(&["service", "web"]);
-    assert!(service.contains("leads to 3 of 3 pods"), "{service}");
+    assert!(
+        service.contains("has 3 of 3 pods as ready endpoints"),
+        "{service}"
+    );
     let asks = r#"{"spec": {"containers": [{"name": "big", "image": "mainstay.local/hello",
         "resources": {"requests": {"cpu": "1000"}}}]}}"#;
     let run = ["run", "big", "--image", IMAGE, "--overrides", asks];
@@ -125,7 +128,7 @@ fn why_knows(cluster: &Cluster) {
             false => Err(said),
         }
     });
-    assert!(waits.contains("Insufficient cpu (asks for 1k, "), "{waits}");
+    assert!(waits.contains("Insufficient cpu (requests 1k, "), "{waits}");
     // The machine's disk may be nearly full, which is a problem of its own.
     let status = cluster.mainstay(&["status", "--output", "json"]).stdout;
     let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");

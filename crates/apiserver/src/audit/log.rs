@@ -72,7 +72,7 @@ impl Log {
         let full = waiting > BYTES || events.try_send(event).is_err();
         if full {
             self.figures.waiting.fetch_sub(size, Ordering::Relaxed);
-            self.figures.lose("more events wait than fit");
+            self.figures.lose("the queue of audit events is full");
         }
     }
 

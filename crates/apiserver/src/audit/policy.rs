@@ -91,7 +91,7 @@ impl Policy {
     fn parse(text: &str) -> Result<Self, String> {
         let mut policy: Self = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
         if policy.api_version != "audit.k8s.io/v1" || policy.kind != "Policy" {
-            return Err("apiVersion audit.k8s.io/v1 and kind Policy are wanted".to_owned());
+            return Err("expected apiVersion audit.k8s.io/v1 and kind Policy".to_owned());
         }
         if policy.rules.is_empty() {
             return Err("loaded illegal policy with 0 rules".to_owned());

@@ -105,8 +105,8 @@ fn columns(custom: bool) -> Value {
     };
     json!([
         column("Name", "string", name, "Name of the object."),
-        column("Desired", "integer", "", "How many instances are wanted."),
-        column("Available", "integer", "", "How many instances there are."),
+        column("Desired", "integer", "", "Desired number of replicas."),
+        column("Available", "integer", "", "Current number of replicas."),
         column("Age", age, "", "Time since the object was created."),
     ])
 }

@@ -50,7 +50,7 @@ pub(crate) fn pace(
     let size = response.body().size_hint().exact();
     let is_small = size.is_some_and(|size| size <= small as u64);
     if size.is_some() && !is_small && is_read && budget.is_used_up() {
-        let status = Status::too_many_requests("too many answers are waiting to be read", 1);
+        let status = Status::too_many_requests("too many responses are waiting to be read", 1);
         return respond::status(&status).map(|body| Paced::new(body, None, is_stream));
     }
     let flight = match is_small {

@@ -42,7 +42,7 @@ impl<T: Send + 'static> Future for Supervised<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(write) = &mut self.write else {
-            return Poll::Ready(Err(Status::internal("the write has ended before")));
+            return Poll::Ready(Err(Status::internal("the write has already completed")));
         };
         let Poll::Ready(ended) = write.poll_unpin(context) else {
             return Poll::Pending;

@@ -67,7 +67,7 @@ impl Webhook {
             limit: LARGEST_ANSWER,
         };
         let answer = self.remote.post(call).await.map_err(|failure| {
-            tracing::error!(error = failure.message, "token webhook");
+            tracing::error!(error = failure.message, "token webhook failed");
             Refused(failure.message)
         })?;
         let answer: Value =

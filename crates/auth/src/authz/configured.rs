@@ -54,7 +54,9 @@ impl Configured {
         let path = self.0.path.display();
         let text = match std::fs::read_to_string(&self.0.path) {
             Ok(text) => text,
-            Err(error) => return tracing::error!(%path, %error, "authorization configuration"),
+            Err(error) => {
+                return tracing::error!(%path, %error, "cannot read the authorization configuration");
+            }
         };
         let mut known = self.0.text.lock();
         if *known == text {

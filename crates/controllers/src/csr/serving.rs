@@ -63,10 +63,11 @@ where
         request: &Wish,
         node: &str,
     ) -> Result<(), String> {
-        let origin = origin(csr).ok_or("the API server did not see where it came from")?;
+        let origin =
+            origin(csr).ok_or("the API server does not know the address of the requester")?;
         for address in &request.addresses {
             if *address != origin.address {
-                return Err(format!("{address} is not where it came from"));
+                return Err(format!("{address} is not the address of the requester"));
             }
             self.check_address(*address, node, origin.in_process)?;
         }
@@ -354,21 +355,21 @@ mod tests {
                 "n1",
                 vec!["n1"],
                 vec![],
-                "the API server did not see where it came from",
+                "the API server does not know the address of the requester",
             ),
             (
                 "192.0.2.1",
                 "n1",
                 vec![],
                 vec!["192.0.2.9"],
-                "192.0.2.9 is not where it came from",
+                "192.0.2.9 is not the address of the requester",
             ),
             (
                 "192.0.2.1",
                 "n1",
                 vec![],
                 vec!["192.0.2.1", "10.43.0.1"],
-                "10.43.0.1 is not where it came from",
+                "10.43.0.1 is not the address of the requester",
             ),
             (
                 "10.43.0.1",

@@ -147,7 +147,7 @@ impl Auth {
             }
         };
         if let Some(error) = status.error.filter(|error| !error.is_empty()) {
-            debug!(error, "token refused");
+            debug!(error, "token rejected");
         }
         let user = status.user.filter(|_| status.authenticated == Some(true));
         let user = user.map(|info| User {

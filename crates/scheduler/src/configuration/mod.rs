@@ -62,9 +62,9 @@ struct Document {
     parallelism: Option<i64>,
     leader_election: Option<LeaderElectionDocument>,
     client_connection: Option<ClientConnection>,
-    #[expect(dead_code, reason = "accepted: it changes no decision")]
+    #[expect(dead_code, reason = "accepted: it does not affect decisions")]
     enable_profiling: Option<bool>,
-    #[expect(dead_code, reason = "accepted: it changes no decision")]
+    #[expect(dead_code, reason = "accepted: it does not affect decisions")]
     enable_contention_profiling: Option<bool>,
     /// Here nothing is watched before this process leads in any case.
     #[expect(dead_code, reason = "accepted: a standby never fills its caches")]

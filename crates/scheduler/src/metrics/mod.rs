@@ -136,7 +136,7 @@ fn register(inner: &mut Inner) {
     let help = "How many attempts it took to schedule a pod";
     let metric = inner.attempts_of_pod.clone();
     registry.register("scheduler_pod_scheduling_attempts", help, metric);
-    let help = "Attempts to make room by preemption";
+    let help = "Preemption attempts";
     registry.register(
         "scheduler_preemption_attempts",
         help,
@@ -144,7 +144,7 @@ fn register(inner: &mut Inner) {
     );
     let help = "Number of preemption victims";
     registry.register("scheduler_preemption_victims", help, inner.victims.clone());
-    let help = "Waiting pods, by the queue that they are in";
+    let help = "Pending pods by queue";
     registry.register("scheduler_pending_pods", help, inner.pending.clone());
     let help = "Pods added to a queue, by event";
     registry.register(
@@ -152,7 +152,7 @@ fn register(inner: &mut Inner) {
         help,
         inner.incoming.clone(),
     );
-    let help = "Nodes, pods and assumed pods that the scheduler knows";
+    let help = "Nodes, pods and assumed pods in the scheduler cache";
     registry.register("scheduler_cache_size", help, inner.cache.clone());
 }
 
@@ -176,21 +176,20 @@ fn register_details(inner: &mut Inner) {
     let help = "Evaluations of a plugin, for a pod or for a node";
     let metric = inner.profiles.evaluations.clone();
     registry.register("scheduler_plugin_evaluation", help, metric);
-    let help =
-        "How long a plugin took at an extension point, for all nodes that it was asked about";
+    let help = "How long a plugin took at an extension point, for all evaluated nodes";
     let metric = inner.profiles.plugin_seconds.clone();
     registry.register("scheduler_plugin_execution_duration_seconds", help, metric);
-    let help = "How long a plugin took to say whether an event helps a pod";
+    let help = "Duration of a queueing hint of a plugin";
     let metric = inner.profiles.hint_seconds.clone();
     registry.register(
         "scheduler_queueing_hint_execution_duration_seconds",
         help,
         metric,
     );
-    let help = "How long Permit took, by what came of it";
+    let help = "Duration of Permit by result";
     let metric = inner.permit_seconds.clone();
     registry.register("scheduler_permit_wait_duration_seconds", help, metric);
-    let help = "Pods that were taken from the queue and are not bound yet";
+    let help = "Pods taken from the queue and not bound yet";
     let metric = inner.in_flight.clone();
     registry.register("scheduler_inflight_events", help, metric);
     let help = "Running tasks, by operation";

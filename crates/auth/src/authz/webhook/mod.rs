@@ -50,7 +50,11 @@ impl Webhook {
     }
 
     fn failed(&self, why: &str) -> Decision {
-        tracing::error!(webhook = self.name, error = why, "authorization webhook");
+        tracing::error!(
+            webhook = self.name,
+            error = why,
+            "authorization webhook failed"
+        );
         match self.denies_on_failure {
             true => Decision::Deny(String::new()),
             false => Decision::NoOpinion(String::new()),

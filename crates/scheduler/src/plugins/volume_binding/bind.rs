@@ -86,7 +86,7 @@ impl Binding<'_> {
                 Err(error) => return Err(error.to_string()),
             }
         }
-        Err(format!("PVC {name:?} changes too often"))
+        Err(format!("too many conflicts on PVC {name:?}"))
     }
 
     /// Waits until everything is bound.
