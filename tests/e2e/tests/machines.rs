@@ -179,7 +179,7 @@ fn joins_are_checked(site: &Site) {
     join[at] = format!("sha256:{}", "0".repeat(64));
     let ran = site.two.refused(&join);
     assert!(
-        ran.stderr.contains("--ca-hash says sha256:000"),
+        ran.stderr.contains("--ca-hash is sha256:000"),
         "{}",
         ran.stderr
     );
@@ -216,7 +216,7 @@ fn a_name_that_is_taken_is_refused(site: &Site) {
     let ran = other.refused(&site.cluster.join_flags());
     assert!(
         ran.stderr
-            .contains("a node \"two\" is in the cluster already"),
+            .contains("a Ready node \"two\" is already in the cluster"),
         "{}",
         ran.stderr
     );
