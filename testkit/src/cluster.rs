@@ -63,7 +63,7 @@ impl Cluster {
         self.data_dir = "/var/lib/mainstay".into();
     }
 
-    /// What tells this cluster's things on the machine from another's.
+    /// The ID in the names of everything that this cluster makes on the machine.
     pub fn id(&self) -> String {
         let id = self.machine.run("ls", &["/run/mainstay"]).success();
         id.trim().to_owned()

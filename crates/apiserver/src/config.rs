@@ -49,9 +49,9 @@ pub struct Config {
     pub limits: Limits,
     /// The static token file: token, user, uid and groups in each line.
     pub token_auth_file: Option<PathBuf>,
-    /// Authentication and authorization beside what every cluster has.
+    /// Authenticators and authorizers in addition to those of every cluster.
     pub access: AccessOptions,
-    /// Which requests are written down, and where; `None`: none.
+    /// The audit log; `None`: no requests are logged.
     pub audit: Option<audit::Config>,
     /// Which admission plugins run beside the default ones, and their configuration.
     pub admission: admission::Options,

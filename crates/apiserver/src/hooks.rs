@@ -1,5 +1,5 @@
-//! What single resources need beside their kind because it touches other objects or the store: addresses and ports of
-//! Services, rules of definitions and policies, selectors of devices, definitions that stay until their objects are gone.
+//! Steps of single resources that a kind cannot do because they concern other objects or the store: addresses and
+//! ports of Services, CEL rules of definitions and policies, device selectors, deletion of definitions with objects.
 
 use kinds::Requester;
 use machinery::field::Errors;

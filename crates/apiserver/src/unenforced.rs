@@ -95,7 +95,7 @@ fn is_true(value: &Value) -> bool {
     *value == true
 }
 
-/// What of an object has no effect, apart from what the stored one has already.
+/// Warnings about fields of an object that have no effect, except those that the stored object already has.
 pub(crate) fn warnings(
     group: &str,
     resource: &str,

@@ -7,7 +7,7 @@ pub enum Type {
     Dyn,
     /// A value of any type, like `Dyn`, except that comprehensions cannot iterate over it.
     Any,
-    /// What a mistake has that was reported already.
+    /// The type of an expression whose error was already reported.
     Error,
     Null,
     Bool,

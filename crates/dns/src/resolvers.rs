@@ -156,7 +156,7 @@ fn is_answer(request: &[u8], answer: &[u8]) -> bool {
     match (Message::from_vec(request), Message::from_vec(answer)) {
         // An error response may omit the question.
         (Ok(asked), Ok(got)) => got.queries.is_empty() || asked.queries == got.queries,
-        // What we cannot parse is left to the client.
+        // An unparsable response is passed to the client.
         _ => true,
     }
 }

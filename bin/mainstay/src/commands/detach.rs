@@ -28,7 +28,7 @@ pub(super) fn run(data_dir: &Path) -> Result<()> {
     let mut logged = File::open(&log)?;
     logged.seek(SeekFrom::End(0))?;
     let directory = tempfile::tempdir()?;
-    // What is meant for people is shown here and kept nowhere.
+    // The daemon's standard output goes to a temporary file, which is shown here and then removed.
     let (out, mut shown) = {
         let path = directory.path().join("out");
         (File::create(&path)?, File::open(&path)?)

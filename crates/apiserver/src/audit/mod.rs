@@ -41,7 +41,7 @@ pub struct Config {
     pub max_size: u64,
     /// Rotated logs that are kept; 0 keeps all.
     pub max_backups: usize,
-    /// Days that rotated logs are kept; 0 keeps them for ever.
+    /// Days that rotated logs are kept; 0 keeps them forever.
     pub max_age: u64,
 }
 

@@ -55,7 +55,7 @@ fn cached_user(core: &Core, parts: &Parts, caller: &Caller) -> Option<Arc<User>>
     authenticators.find_map(|authenticator| authenticator.at_once(&credentials))
 }
 
-/// Asks the authenticators in order. Boxed: the compiler cannot prove the lifetimes otherwise.
+/// Calls the authenticators in order. Boxed: the compiler cannot prove the lifetimes otherwise.
 fn ask<'a>(
     core: &'a Core,
     parts: &'a Parts,

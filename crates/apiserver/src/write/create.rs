@@ -1,4 +1,4 @@
-//! Create: prepare the metadata, admit, default, validate, commit.
+//! Create: prepare the metadata, default, admit, validate, commit.
 
 use std::sync::Arc;
 

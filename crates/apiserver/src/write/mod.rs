@@ -398,7 +398,7 @@ impl Write {
         entry.map(Ok).ok_or_else(nothing_came_back)
     }
 
-    /// Another writer was quicker, unless the commit failed for another reason.
+    /// The conflict of a commit, unless it failed for another reason.
     fn conflict(&self, error: store::Error) -> Result<Conflict, Status> {
         match (error, &self.fence) {
             (store::Error::Conflict { key, .. }, Some(fence)) if fence.is(&key) => {

@@ -1,4 +1,4 @@
-//! Update: read, change, admit, default, validate, commit with the read revision as precondition.
+//! Update: read, change, default, admit, validate, commit with the read revision as precondition.
 
 use std::sync::Arc;
 

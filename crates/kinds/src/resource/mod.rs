@@ -1,5 +1,5 @@
-//! The kinds of resource.k8s.io: devices, and claims to them. What they mean is the scheduler's matter; here is their
-//! form. The API server compiles their selectors in CEL.
+//! The kinds of resource.k8s.io: devices, and claims to them. Only their defaults and validation are here; the API
+//! server compiles their CEL selectors, and the scheduler interprets them.
 
 mod claim_spec;
 mod configuration;

@@ -139,7 +139,7 @@ impl Profile {
         answer
     }
 
-    /// What tells this profile and its copies from others.
+    /// Identifies this profile and its copies.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
