@@ -37,7 +37,7 @@ const fn gap(
 }
 
 const DEVICES: &str =
-    "devices are not allocated by this server yet; pods that request them do not start";
+    "devices are allocated, but nodes have no drivers for them yet; pods that use them do not start";
 
 const GAPS: &[Gap] = &[
     gap("resource.k8s.io", "resourceclaims", "", any, DEVICES),
@@ -233,7 +233,7 @@ mod tests {
             ),
         ] {
             let said = said(group, resource, object, None);
-            let start = format!("{place}.resourceClaims[0]: devices are not allocated");
+            let start = format!("{place}.resourceClaims[0]: devices are allocated");
             assert!(said.len() == 1 && said[0].starts_with(&start), "{said:?}");
         }
     }

@@ -22,6 +22,7 @@ pub mod cronjob;
 pub mod csr;
 pub mod daemonset;
 pub mod deployment;
+pub mod devicetainteviction;
 pub mod disruption;
 pub mod endpoints;
 pub mod endpointslice;
@@ -43,6 +44,7 @@ pub mod pvcprotection;
 pub mod pvprotection;
 pub mod replicaset;
 pub mod replicationcontroller;
+pub mod resourceclaim;
 pub mod resourcequota;
 pub mod rootca;
 pub mod serviceaccount;
@@ -108,6 +110,8 @@ pub const ALL: &[Entry] = table![
     attachdetach,
     expand,
     ephemeralvolume,
+    resourceclaim,
+    devicetainteviction,
     pvcprotection,
     pvprotection,
     vacprotection,

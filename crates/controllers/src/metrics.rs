@@ -150,6 +150,14 @@ metrics! {
     ephemeral_created: Counts "ephemeral_volume_controller_create";
     /// PersistentVolumeClaims for ephemeral volumes of pods that could not be created
     ephemeral_failed: Counts "ephemeral_volume_controller_create_failures";
+    /// ResourceClaims created for pods
+    resource_claims_created: Counts "resourceclaim_controller_creates";
+    /// ResourceClaims
+    resource_claims: Gauges "resourceclaim_controller_resource_claims";
+    /// Pods deleted because of a taint of a device
+    device_taint_evictions: Counts "device_taint_eviction_controller_pod_deletions";
+    /// Time between the effect of a device's taint and the deletion of the pod
+    device_taint_eviction_seconds: Spread "device_taint_eviction_controller_pod_deletion_duration_seconds" from 0.005 by 4.0 times 9;
     /// Writes of the cluster's CA certificate into namespaces
     root_ca_syncs: Counts "root_ca_cert_publisher_sync";
     /// Duration of a write of the cluster's CA certificate into a namespace

@@ -26,6 +26,7 @@ use k8s_openapi::{
         networking::v1::{IPAddress, ServiceCIDR},
         policy::v1::PodDisruptionBudget,
         rbac::v1::ClusterRole,
+        resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice},
         storage::v1::{CSIDriver, StorageClass, VolumeAttachment, VolumeAttributesClass},
     },
     apimachinery::pkg::apis::meta::v1::OwnerReference,
@@ -36,11 +37,13 @@ use parking_lot::Mutex;
 pub(crate) use reconcile::controller_of;
 use reconcile::{
     Builder, Controller, Queue, QueueMetrics, Recorder, Selector, Starting, Startup, Writer,
-    queue::Item, storage,
+    devices, queue::Item, storage,
 };
 use stdx::Clock;
 
-use crate::{Config, endpointslice::view::addresses, metrics::Metrics, nodeipam, pods};
+use crate::{
+    Config, endpointslice::view::addresses, metrics::Metrics, nodeipam, pods, resourceclaim,
+};
 
 /// How long keys of workloads are delayed after a reconciliation, so that a burst of pod changes causes one
 /// reconciliation and one status update.
@@ -70,6 +73,12 @@ pub(crate) const CLAIM: &str = "claim";
 pub(crate) const ATTACHED: &str = "attached";
 /// The index of nodes by their pod CIDRs.
 pub(crate) const CIDR: &str = "cidr";
+/// The index of pods by their ResourceClaims ([`device_claim_key`]) and the templates of them
+/// ([`device_template_key`]).
+pub(crate) const DEVICE_CLAIM: &str = "device claim";
+/// The index of ResourceSlices by their pool, and of ResourceClaims by the pools of their devices
+/// ([`pool_key`]).
+pub(crate) const POOL: &str = "pool";
 /// The index of claims that are not bound, by their class.
 pub(crate) const UNBOUND: &str = "unbound";
 
@@ -97,7 +106,7 @@ watched! {
     plain: Deployment, DaemonSet, StatefulSet, HorizontalPodAutoscaler, CronJob, Lease, ConfigMap,
     Endpoints, Namespace, ReplicationController, ResourceQuota, ServiceAccount,
     PodDisruptionBudget, ClusterRole, StorageClass, CertificateSigningRequest,
-    IPAddress, ServiceCIDR, VolumeAttributesClass, CSIDriver,
+    IPAddress, ServiceCIDR, VolumeAttributesClass, CSIDriver, ResourceClaimTemplate,
 }
 
 impl Watched for Pod {
@@ -113,6 +122,7 @@ impl Watched for Pod {
             let addresses = addresses(pod).into_iter();
             addresses.map(address_key).collect()
         });
+        let builder = builder.index(DEVICE_CLAIM, by_device_claim);
         builder.index(STATE, |pod| {
             let ended = pods::is_terminal(pod).then_some(ENDED);
             let deleting = pods::is_deleting(pod).then_some(DELETING);
@@ -197,6 +207,58 @@ impl Watched for VolumeAttachment {
             volume.into_iter().collect()
         })
     }
+}
+
+impl Watched for ResourceClaim {
+    fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+        builder.index(OWNER, by_owner).index(POOL, |claim| {
+            let results = devices::results(claim).iter();
+            let mut pools: Vec<String> = results
+                .map(|result| pool_key(&result.driver, &result.pool))
+                .collect();
+            pools.sort_unstable();
+            pools.dedup();
+            pools
+        })
+    }
+}
+
+impl Watched for ResourceSlice {
+    fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+        builder.index(POOL, |slice| {
+            vec![pool_key(&slice.spec.driver, &slice.spec.pool.name)]
+        })
+    }
+}
+
+/// The index key of a pool's slices and claims.
+pub(crate) fn pool_key(driver: &str, pool: &str) -> String {
+    format!("{driver}/{pool}")
+}
+
+/// The index key of a ResourceClaim's pods.
+pub(crate) fn device_claim_key(namespace: &str, claim: &str) -> String {
+    format!("claim {namespace}/{claim}")
+}
+
+/// The index key of the pods with claims of a ResourceClaimTemplate.
+pub(crate) fn device_template_key(namespace: &str, template: &str) -> String {
+    format!("template {namespace}/{template}")
+}
+
+fn by_device_claim(pod: &Pod) -> Vec<String> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let templates = resourceclaim::decide::entries(pod).iter();
+    let templates = templates.filter_map(|entry| entry.resource_claim_template_name.as_deref());
+    let templates = templates.map(|name| device_template_key(namespace, name));
+    let claims = resourceclaim::decide::claim_names(pod).into_iter();
+    let mut keys: Vec<String> = claims
+        .map(|name| device_claim_key(namespace, &name))
+        .chain(templates)
+        .collect();
+    keys.sort_unstable();
+    keys.dedup();
+    keys
 }
 
 /// The index key of a claim's pods and volumes.

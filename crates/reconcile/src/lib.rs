@@ -6,6 +6,7 @@
 
 pub mod builder;
 pub mod condition;
+pub mod devices;
 pub mod election;
 mod metrics;
 pub mod placement;

@@ -1,9 +1,12 @@
-//! What PreBind of volumes reads and waits for: informers, and a notification per claim.
+//! What PreBind of volumes and devices reads and waits for: informers, and a notification per claim.
 
 use std::{collections::HashMap, sync::Arc};
 
 use client::Informer;
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::{
+    core::v1::{Node, PersistentVolume, PersistentVolumeClaim},
+    resource::v1::ResourceClaim,
+};
 use lifecycle::Context;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, futures::OwnedNotified};
@@ -18,6 +21,8 @@ pub(crate) struct Bindings {
     pub(crate) nodes: Informer<Node>,
     pub(crate) pods: Informer<WatchedPod>,
     pub(crate) changes: Arc<Changes>,
+    pub(crate) device_claims: Informer<ResourceClaim>,
+    pub(crate) device_changes: Arc<Changes>,
 }
 
 impl Bindings {
@@ -29,6 +34,8 @@ impl Bindings {
             nodes: Informer::builder(client.clone()).start(context),
             pods: Informer::builder(client.clone()).start(context),
             changes: Arc::default(),
+            device_claims: Informer::builder(client.clone()).start(context),
+            device_changes: Arc::default(),
         }
     }
 }

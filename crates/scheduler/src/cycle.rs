@@ -19,6 +19,7 @@ use crate::{
     },
     pod::PodInfo,
     verdicts::Verdicts,
+    write::Release,
 };
 
 /// If there are fewer nodes, all are evaluated.
@@ -128,6 +129,8 @@ pub struct Cycle<'a> {
     is_remembered: bool,
     /// Whether the duration of each plugin is measured.
     is_measured: bool,
+    /// Why the attempt is given up.
+    error: Option<String>,
 }
 
 /// The durations of an attempt's extension points; zero for those not reached.
@@ -139,6 +142,21 @@ pub struct Took {
     pub filter: Duration,
     /// PreScore and Score.
     pub score: Duration,
+}
+
+/// The result of all PostFilter plugins.
+#[derive(Debug, Default)]
+pub struct PostFiltered {
+    /// The node and the victims, in descending order of importance.
+    pub nominated: Option<(Slot, Vec<Arc<PodInfo>>)>,
+    /// Whether preemption was tried.
+    pub tried_preemption: bool,
+    /// Whether to clear `nominatedNodeName`.
+    pub clear: bool,
+    /// Appended to the pod's condition.
+    pub messages: Vec<String>,
+    /// A claim to release in the background.
+    pub release: Option<Release>,
 }
 
 /// The cluster and the scheduler's state between attempts.
@@ -208,14 +226,13 @@ impl Scheduling {
             None => self.feasible(&mut cycle),
             Some((names, _)) => self.feasible_of(&mut cycle, names),
         };
-        let asked = self.ask_extenders(pod, &mut feasible, &mut rejected);
+        let asked = match cycle.error.take() {
+            Some(error) => Err(error),
+            None => self.ask_extenders(pod, &mut feasible, &mut rejected),
+        };
         self.took.filter = started.elapsed();
         if let Err(error) = asked {
-            return Outcome::Failed(Failure {
-                total: self.cluster.visits().len(),
-                error: Some(error),
-                ..Failure::default()
-            });
+            return Outcome::Failed(self.error(error));
         }
         match feasible.as_slice() {
             [] => Outcome::Failed(self.failure(rejected, only)),
@@ -242,9 +259,21 @@ impl Scheduling {
         };
         let mut candidates = Candidates::new(nodes);
         cycle.filter(&mut self.cluster, &mut candidates);
+        if let Some(error) = cycle.error.take() {
+            return Err(self.error(error));
+        }
         match candidates.into_parts() {
             (none, rejected) if none.is_empty() => Err(self.failure(rejected, only)),
             (fitting, _) => Ok(fitting),
+        }
+    }
+
+    /// The failure of an attempt that was given up.
+    fn error(&self, error: String) -> Failure {
+        Failure {
+            total: self.cluster.visits().len(),
+            error: Some(error),
+            ..Failure::default()
         }
     }
 
@@ -255,24 +284,40 @@ impl Scheduling {
         known.filter(exists).collect()
     }
 
-    /// Runs PostFilter after a failure.
+    /// Runs PostFilter after a failure: the first plugin that nominates a node decides. The messages
+    /// of all others are joined.
     pub fn post_filter(
         &mut self,
         profile: &Profile,
         pod: &Arc<PodInfo>,
         failure: &Failure,
-    ) -> Option<PostFilter> {
+    ) -> PostFiltered {
         let begun = Cycle::begin(profile, pod, &mut self.cluster);
         let mut cycle =
             begun.map_or_else(|_| Cycle::without_filters(profile, pod), |(cycle, _)| cycle);
         cycle.extenders = self.extenders.clone();
         let (cluster, dice) = (&mut self.cluster, &mut self.dice);
-        let mut plugins = profile.at(Point::PostFilter).iter();
-        plugins.find_map(|enabled| {
-            enabled
-                .plugin
-                .post_filter(&mut cycle, cluster, failure, dice)
-        })
+        let mut found = PostFiltered::default();
+        for enabled in profile.at(Point::PostFilter) {
+            let plugin = &enabled.plugin;
+            match plugin.post_filter(&mut cycle, cluster, failure, dice) {
+                Some(PostFilter::Nominate { slot, victims }) => {
+                    found.nominated = Some((slot, victims));
+                    return found;
+                }
+                Some(PostFilter::Nothing { message, clear }) => {
+                    found.tried_preemption = true;
+                    found.clear |= clear;
+                    found.messages.push(message);
+                }
+                Some(PostFilter::Message { message, release }) => {
+                    found.release = found.release.or(release);
+                    found.messages.push(message);
+                }
+                None => {}
+            }
+        }
+        found
     }
 
     /// The nominated node, if the pod fits there now.
@@ -283,6 +328,8 @@ impl Scheduling {
         self.cluster.node(slot)?;
         let mut candidates = Candidates::new(vec![slot]);
         cycle.filter(&mut self.cluster, &mut candidates);
+        // All nodes are tried, which may have the same error.
+        cycle.error = None;
         let (mut left, mut rejected) = candidates.into_parts();
         let asked = self.ask_extenders(cycle.pod, &mut left, &mut rejected);
         asked.ok().and_then(|()| left.first().copied())
@@ -325,7 +372,9 @@ impl Scheduling {
         let found = self.look(cycle, wanted, verdicts.as_mut());
         let (feasible, looked_at, rejected) = match found {
             // The reasons are computed from the start, without the cache.
-            (none, ..) if none.is_empty() && verdicts.is_some() => self.look(cycle, wanted, None),
+            (none, ..) if none.is_empty() && verdicts.is_some() && cycle.error.is_none() => {
+                self.look(cycle, wanted, None)
+            }
             found => found,
         };
         self.verdicts = verdicts;
@@ -343,7 +392,7 @@ impl Scheduling {
     ) -> (Vec<Slot>, usize, Vec<Rejection>) {
         let total = self.cluster.visits().len();
         let (mut feasible, mut rejected, mut looked_at) = (Vec::new(), Vec::new(), 0);
-        while looked_at < total && feasible.len() < wanted {
+        while looked_at < total && feasible.len() < wanted && cycle.error.is_none() {
             let size = (wanted - feasible.len()).max(16).min(total - looked_at);
             let all = self.cluster.visits();
             let begin = (self.next_start + looked_at) % total;
@@ -466,6 +515,7 @@ impl<'a> Cycle<'a> {
             local: 0,
             is_remembered: false,
             is_measured: profile.begin_attempt(),
+            error: None,
         }
     }
 
@@ -535,12 +585,14 @@ impl<'a> Cycle<'a> {
     /// those.
     pub fn filter(&mut self, cluster: &mut Cluster, candidates: &mut Candidates) {
         self.filter_as_is(&self.filters, cluster, candidates);
+        self.error = self.error.take().or(candidates.take_error());
         self.filter_by_nominated(cluster, candidates);
     }
 
     /// The same for candidates that have passed the local filters.
     fn filter_after_local(&mut self, cluster: &mut Cluster, candidates: &mut Candidates) {
         self.filter_as_is(&self.filters[self.local..], cluster, candidates);
+        self.error = self.error.take().or(candidates.take_error());
         self.filter_by_nominated(cluster, candidates);
     }
 

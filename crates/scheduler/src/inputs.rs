@@ -10,7 +10,7 @@ use k8s_openapi::api::{
         Namespace, PersistentVolume, PersistentVolumeClaim, ReplicationController, Service,
     },
     policy::v1::PodDisruptionBudget,
-    resource::v1::ResourceClaim,
+    resource::v1::{DeviceClass, ResourceClaim, ResourceSlice},
     storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment},
 };
 use kube::Resource;
@@ -18,7 +18,9 @@ use lifecycle::Context;
 use reconcile::Selector;
 use tokio::time::Instant;
 
-use crate::{bindings::Bindings, framework::event::Event as Happened, run::Loop};
+use crate::{
+    bindings::Bindings, devices::slices::Slice, framework::event::Event as Happened, run::Loop,
+};
 
 /// A change to apply.
 type Change = Box<dyn FnOnce(&mut Loop) + Send>;
@@ -99,7 +101,7 @@ impl Inputs {
                     watch::<StorageClass>(context, client, on_class),
                     follow(&bindings.volumes, on_volume),
                     follow(&bindings.claims, on_claim),
-                    watch::<ResourceClaim>(context, client, on_device_claim),
+                    follow(&bindings.device_claims, on_device_claim),
                 )
             },
             async {
@@ -114,13 +116,15 @@ impl Inputs {
                     watch::<CSINode>(context, client, on_csi_node),
                     watch::<CSIStorageCapacity>(context, client, on_capacity),
                     watch::<VolumeAttachment>(context, client, on_attachment),
+                    watch::<DeviceClass>(context, client, on_device_class),
+                    watch::<ResourceSlice>(context, client, on_slice),
                 )
             },
         );
         let (namespaces, services, rcs, sets, stateful) = first;
         let (budgets, classes, volumes, claims, devices) = second;
         let (nodes, pods) = third;
-        let (drivers, csi_nodes, capacities, attachments) = fourth;
+        let (drivers, csi_nodes, capacities, attachments, device_classes, slices) = fourth;
         let feeds = vec![
             namespaces,
             services,
@@ -135,6 +139,8 @@ impl Inputs {
             attachments,
             volumes,
             claims,
+            device_classes,
+            slices,
             devices,
             nodes,
             pods,
@@ -296,10 +302,31 @@ fn on_claim(scheduler: &mut Loop, event: &Event<PersistentVolumeClaim>) {
 }
 
 fn on_device_claim(scheduler: &mut Loop, event: &Event<ResourceClaim>) {
-    let (namespace, name) = named(event);
-    scheduler
-        .cluster()
-        .claims
-        .put_device(namespace, name, newest(event).map(AsRef::as_ref));
-    scheduler.happened(&Happened::DeviceClaim { namespace, name });
+    let ((namespace, name), new) = (named(event), newest(event));
+    let claims = &mut scheduler.cluster().device_claims;
+    claims.put(namespace, name, new);
+    scheduler.device_claim_changed(namespace, name);
+    if let Some(new) = new {
+        let old = event.old().map(AsRef::as_ref);
+        scheduler.happened(&Happened::DeviceClaim { old, new });
+    }
+}
+
+fn on_device_class(scheduler: &mut Loop, event: &Event<DeviceClass>) {
+    let new = newest(event);
+    scheduler.cluster().put_device_class(named(event).1, new);
+    if new.is_some() {
+        let is_new = event.old().is_none();
+        scheduler.happened(&Happened::DeviceClass { is_new });
+    }
+}
+
+fn on_slice(scheduler: &mut Loop, event: &Event<ResourceSlice>) {
+    let (name, new) = (named(event).1, newest(event));
+    let slice = new.map(|slice| Slice::new(slice));
+    scheduler.cluster().slices.put(name, slice);
+    if new.is_some() {
+        let is_new = event.old().is_none();
+        scheduler.happened(&Happened::Slice { is_new });
+    }
 }

@@ -10,6 +10,7 @@ mod bindings;
 pub mod cluster;
 pub mod configuration;
 pub mod cycle;
+pub mod devices;
 pub mod diagnosis;
 pub mod disk;
 pub mod extender;
@@ -44,7 +45,7 @@ use framework::profile::Profile;
 use lifecycle::{Context, Run, Service};
 use metrics::Metrics;
 use queue::Backoff;
-pub use write::Writes;
+pub use write::{Release, Writes};
 
 /// The scheduler's configuration.
 pub struct Config {

@@ -371,12 +371,12 @@ mod tests {
         };
         let found = scheduling.post_filter(&profile, pod, &failure);
         assert_eq!(scheduling.cluster.cpu.used, used, "trying changed nothing");
-        match found.unwrap() {
-            PostFilter::Nominate { victims, .. } => Ok(victims
+        match found.nominated {
+            Some((_, victims)) => Ok(victims
                 .iter()
                 .map(|victim| victim.name.to_string())
                 .collect()),
-            PostFilter::Nothing { message, .. } => Err(message),
+            None => Err(found.messages.join(", ")),
         }
     }
 
@@ -501,7 +501,7 @@ mod tests {
         let mut scheduling = scheduling(&[("n1", "1")], &[("n1", prioritised("equal", "1", 10))]);
         scheduling.cluster.put_node(samples::cordoned("n2"));
         let why = sacrifice(&mut scheduling, &prioritised("new", "1", 10)).unwrap_err();
-        let expected = "preemption: 0/2 nodes are available";
+        let expected = "no new claims to deallocate, preemption: 0/2 nodes are available";
         assert_eq!(why, format!("{expected}: 1 {NO_VICTIMS}, 1 {NOT_HELPFUL}."));
     }
 
@@ -523,7 +523,7 @@ mod tests {
         let why = sacrifice(&mut scheduling, &new).unwrap_err();
         assert_eq!(
             why,
-            "preemption: not eligible due to a terminating pod on the nominated node."
+            "no new claims to deallocate, preemption: not eligible due to a terminating pod on the nominated node."
         );
         let never = samples::pod_asking("never", "1", "1", |spec| {
             spec.priority = Some(10);
@@ -532,7 +532,7 @@ mod tests {
         let why = sacrifice(&mut scheduling, &never).unwrap_err();
         assert_eq!(
             why,
-            "preemption: not eligible due to preemptionPolicy=Never."
+            "no new claims to deallocate, preemption: not eligible due to preemptionPolicy=Never."
         );
     }
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::{
     cluster::NodeInfo,
     cycle::{Outcome, Scheduling},
-    framework::{PostFilter, profile::Profile},
+    framework::profile::Profile,
     pod::PodInfo,
     reference::{Lists, Maker, clone},
 };
@@ -193,8 +193,8 @@ fn compare(
         .filter_map(|node| on_node(lists, pod, node, budgets))
         .collect();
     let least = all.iter().map(|sacrifice| &sacrifice.cost).min();
-    match scheduling.post_filter(profile, pod, &failure) {
-        Some(PostFilter::Nominate { slot, victims }) => {
+    match scheduling.post_filter(profile, pod, &failure).nominated {
+        Some((slot, victims)) => {
             let node = scheduling.cluster.names[slot].to_string();
             let names = victims.iter().map(|pod| pod.name.to_string()).collect();
             let found = all.iter().find(|one| one.node == node);

@@ -21,13 +21,13 @@ use crate::{
     cycle::{Failure, Outcome, Scheduling, Took},
     diagnosis::{self, Question},
     extender::{self, Extenders},
-    framework::{Permit, Plugin, Point, PostFilter, event::Event, profile::Profile},
+    framework::{Permit, Plugin, Point, event::Event, profile::Profile},
     inputs::Inputs,
     metrics::{Attempt, Metrics},
     pod::{PodInfo, Unscheduled},
     queue::{Backoff, Queue, Waiting},
     watched::WatchedPod,
-    write::{Nomination, Writes},
+    write::{Nomination, Release, Writes},
 };
 
 /// The maximum time without an iteration of the loop.
@@ -59,6 +59,8 @@ pub(crate) struct Loop {
     queue: Queue,
     /// Notifies the bindings that wait for a claim.
     changes: Arc<Changes>,
+    /// Notifies the bindings that wait for a ResourceClaim.
+    device_changes: Arc<Changes>,
     /// Assumed pods, whose bindings are not confirmed yet.
     assumed: HashMap<Arc<str>, Arc<PodInfo>>,
     writes: HashMap<String, Arc<Writes>>,
@@ -168,6 +170,7 @@ impl Loop {
             recorder: reconcile::Recorder::start(&context, parts.client.clone(), &profile.name),
             name: profile.name.clone(),
             bindings: Some(bindings.clone()),
+            devices: parts.metrics.devices().clone(),
         };
         let families = parts.metrics.profiles();
         let profiles = parts.profiles.iter();
@@ -185,6 +188,7 @@ impl Loop {
                 .collect(),
             queue: Queue::new(parts.backoff).measured(families),
             changes: bindings.changes.clone(),
+            device_changes: bindings.device_changes.clone(),
             assumed: HashMap::new(),
             done,
             results,
@@ -203,6 +207,11 @@ impl Loop {
     /// Notifies the bindings that wait for a claim.
     pub(crate) fn claim_changed(&self, namespace: &str, name: &str) {
         self.changes.changed(namespace, name);
+    }
+
+    /// Notifies the bindings that wait for a ResourceClaim.
+    pub(crate) fn device_claim_changed(&self, namespace: &str, name: &str) {
+        self.device_changes.changed(namespace, name);
     }
 
     /// Requeues the pods that an event could help.
@@ -440,6 +449,11 @@ impl Loop {
         self.context.spawn("bind", async move {
             let bound = bind(&profile, &extenders, &writes, &waiting.pod, &node);
             let error = bound.await.err();
+            if error.is_some() {
+                for enabled in profile.at(Point::PreBind) {
+                    enabled.plugin.roll_back(&writes, &waiting.pod).await;
+                }
+            }
             drop(token);
             tasks.dec();
             let waiting = Box::new(waiting);
@@ -463,32 +477,29 @@ impl Loop {
         if failure.total > 0 {
             let started = Instant::now();
             let found = self.scheduling.post_filter(profile, &pod, failure);
-            let nominates = matches!(found, Some(PostFilter::Nominate { .. }));
             if let Some(meter) = profile.meter() {
+                let nominates = found.nominated.is_some();
                 meter.ran(Point::PostFilter, nominates, started.elapsed());
             }
-            match found {
-                Some(PostFilter::Nominate {
-                    slot,
-                    victims: found,
-                }) => {
-                    let node = self.scheduling.cluster.names[slot].clone();
-                    nomination = Nomination::Set(node.to_string());
-                    self.metrics.tried_preemption(Some(found.len()));
-                    victims = Some((node, found));
+            if let Some((slot, found)) = found.nominated {
+                let node = self.scheduling.cluster.names[slot].clone();
+                nomination = Nomination::Set(node.to_string());
+                self.metrics.tried_preemption(Some(found.len()));
+                victims = Some((node, found));
+            } else {
+                if !found.messages.is_empty() {
+                    message = format!("{message} {}", found.messages.join(", "));
                 }
-                Some(PostFilter::Nothing {
-                    message: more,
-                    clear,
-                }) => {
-                    message = format!("{message} {more}");
+                if found.tried_preemption {
                     self.metrics.tried_preemption(None);
-                    if clear {
-                        nomination = Nomination::Clear;
-                        self.cluster().nominated.remove(&pod.uid);
-                    }
                 }
-                None => {}
+                if found.clear {
+                    nomination = Nomination::Clear;
+                    self.cluster().nominated.remove(&pod.uid);
+                }
+            }
+            if let Some(release) = found.release {
+                self.release(&pod, release);
             }
         }
         debug!(pod = &*pod.name, message, "pod is unschedulable");
@@ -507,6 +518,14 @@ impl Loop {
         let writes = self.writes[&pod.template.scheduler_name].clone();
         self.context.spawn("explain", async move {
             writes.explain(&pod, &why, &nomination).await;
+        });
+    }
+
+    /// Releases a claim of a pod in the background.
+    fn release(&self, pod: &PodInfo, release: Release) {
+        let writes = self.writes[&pod.template.scheduler_name].clone();
+        self.context.spawn("release", async move {
+            writes.release(&release).await;
         });
     }
 

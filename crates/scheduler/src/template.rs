@@ -2,7 +2,7 @@
 //! replicas of a workload have one template.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     hash::{Hash, Hasher},
     sync::Arc,
 };
@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{
     Container, NodeSelectorTerm, Pod, PodAffinityTerm, PodSpec, Toleration,
     TopologySpreadConstraint, WeightedPodAffinityTerm,
 };
+use machinery::quantity::Quantity;
 use reconcile::Selector;
 
 use crate::{
@@ -170,6 +171,19 @@ pub enum VolumeClaim {
     Ephemeral(String),
 }
 
+/// A container of a pod that requests extended resources.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerRequests {
+    /// Its index among init containers and containers.
+    pub index: usize,
+    /// Its name.
+    pub name: String,
+    /// Whether it ends before the containers start.
+    pub is_short_lived: bool,
+    /// All of its requests.
+    pub requests: BTreeMap<String, i64>,
+}
+
 /// A pod's controller, for default spreading.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Owner {
@@ -224,6 +238,8 @@ pub struct Template {
     pub resource_claims: Vec<(String, Option<String>)>,
     /// Features that the node must declare.
     pub features: Vec<&'static str>,
+    /// The containers, if one of them requests an extended resource.
+    pub extended: Vec<ContainerRequests>,
     /// The controller.
     pub owner: Option<Owner>,
 }
@@ -280,6 +296,7 @@ impl Template {
             disks: disks(spec),
             resource_claims: resource_claims(spec),
             features: features(spec),
+            extended: extended(spec),
             owner: owner(pod),
             namespace: Arc::from(namespace),
         }
@@ -431,6 +448,33 @@ fn resource_claims(spec: &PodSpec) -> Vec<(String, Option<String>)> {
     claims
         .map(|claim| (claim.name.clone(), claim.resource_claim_name.clone()))
         .collect()
+}
+
+/// The containers, if one of them requests an extended resource.
+fn extended(spec: &PodSpec) -> Vec<ContainerRequests> {
+    let inits = spec.init_containers.iter().flatten();
+    let inits = inits.map(|container| (container, !is_sidecar(&container)));
+    let containers = spec.containers.iter().map(|container| (container, false));
+    let all = inits.chain(containers).enumerate();
+    let all: Vec<ContainerRequests> = all
+        .map(|(index, (container, is_short_lived))| {
+            let resources = container.resources.as_ref();
+            let requests = resources.and_then(|resources| resources.requests.as_ref());
+            let requests = requests.into_iter().flatten().map(|(name, quantity)| {
+                let amount = quantity.0.parse::<Quantity>();
+                (name.clone(), amount.map_or(0, Quantity::value))
+            });
+            ContainerRequests {
+                index,
+                name: container.name.clone(),
+                is_short_lived,
+                requests: requests.collect(),
+            }
+        })
+        .collect();
+    let is_extended = |one: &ContainerRequests| one.requests.keys().any(|name| name.contains('/'));
+    let has_any = all.iter().any(is_extended);
+    if has_any { all } else { Vec::new() }
 }
 
 /// The node features that v1.36 infers from a pod's spec.

@@ -1,22 +1,30 @@
 //! The scheduler's writes: bindings, pod conditions, nominations, and preemptions. Conditions are
 //! written one at a time, so that those of other writers stay.
 
+use std::sync::Arc;
+
 use client::Api;
 use jiff::Timestamp;
-use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Time};
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
-use reconcile::{Kind, Recorder};
+use k8s_openapi::{
+    api::{core::v1::Pod, resource::v1::ResourceClaim},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use reconcile::{Kind, Recorder, devices::FINALIZER};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::{debug, warn};
 
 use crate::{
     bindings::Bindings,
+    metrics::Devices,
     pod::{PodInfo, Unscheduled},
 };
 
 /// The maximum length of an event's note.
 const NOTE_LIMIT: usize = 1024;
+/// How often a conflicting write of a claim is retried.
+const CONFLICTS: usize = 5;
 
 /// Writes with one client for one scheduler.
 #[derive(Clone)]
@@ -26,6 +34,17 @@ pub struct Writes {
     pub(crate) name: String,
     /// What PreBind waits for; `None` if nothing is watched.
     pub(crate) bindings: Option<Bindings>,
+    /// The metrics of devices.
+    pub(crate) devices: Devices,
+}
+
+/// A ResourceClaim that is released, because its devices do not help its pod.
+#[derive(Debug, Clone)]
+pub enum Release {
+    /// It can be allocated again.
+    Deallocate(Arc<ResourceClaim>),
+    /// It was made by the scheduler.
+    Delete(Arc<ResourceClaim>),
 }
 
 /// A change of `status.nominatedNodeName`.
@@ -136,6 +155,24 @@ impl Writes {
             });
     }
 
+    /// Releases a claim. The pod is scheduled again when the watch shows it.
+    pub(crate) async fn release(&self, release: &Release) {
+        let (Release::Deallocate(claim) | Release::Delete(claim)) = release;
+        let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
+        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace);
+        let released = match release {
+            Release::Deallocate(claim) => deallocate(&api, claim).await,
+            Release::Delete(claim) => delete_claim(&api, claim).await,
+        };
+        match released {
+            Err(error) if !is_gone(&error) => {
+                let claim = claim.metadata.name.as_deref();
+                warn!(namespace, claim, %error, "cannot release a ResourceClaim");
+            }
+            _ => {}
+        }
+    }
+
     async fn patch_status(&self, pod: &PodInfo, patch: &Value) -> Result<(), kube::Error> {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), pod.namespace());
         let params = PatchParams {
@@ -188,6 +225,38 @@ impl Writes {
             }
         }
     }
+}
+
+async fn deallocate(api: &Api<ResourceClaim>, claim: &ResourceClaim) -> Result<(), kube::Error> {
+    let mut claim = claim.clone();
+    claim.status = None;
+    let name = claim.metadata.name.clone().unwrap_or_default();
+    api.replace_status(&name, &PostParams::default(), &claim)
+        .await?;
+    Ok(())
+}
+
+/// Removes the finalizer, then deletes the claim.
+async fn delete_claim(api: &Api<ResourceClaim>, claim: &ResourceClaim) -> Result<(), kube::Error> {
+    let name = claim.metadata.name.clone().unwrap_or_default();
+    let mut newest = claim.clone();
+    for _ in 0..CONFLICTS {
+        let finalizers = newest.metadata.finalizers.get_or_insert_default();
+        if !finalizers.iter().any(|one| one == FINALIZER) {
+            break;
+        }
+        finalizers.retain(|one| one != FINALIZER);
+        match api.replace(&name, &PostParams::default(), &newest).await {
+            Err(kube::Error::Api(status)) if status.code == 409 => newest = api.get(&name).await?,
+            updated => newest = updated?,
+        }
+    }
+    let uid = Preconditions {
+        uid: claim.metadata.uid.clone(),
+        resource_version: None,
+    };
+    api.delete(&name, &DeleteParams::default().preconditions(uid))
+        .await
 }
 
 fn truncated(message: &str) -> String {

@@ -40,8 +40,8 @@ async fn pods_are_bound_or_wait_with_a_reason_until_an_event_helps() {
     .await;
 
     pod(pods, "large", "3").await;
-    let text = "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: \
-                1 Preemption is not helpful for scheduling.";
+    let text = "0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: \
+                0/1 nodes are available: 1 Preemption is not helpful for scheduling.";
     let large = until("a reason", pods, "large", |pod| {
         waits(pod).as_deref() == Some(text)
     })
@@ -239,7 +239,7 @@ async fn a_pod_waits_for_its_claim_and_a_deleted_pod_is_no_longer_tried() {
     let volumes =
         json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]});
     pod_with(pods, "claims", "1", volumes).await;
-    let rest = "preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.";
+    let rest = "no new claims to deallocate, preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.";
     let missing = "0/1 nodes are available: persistentvolumeclaim \"data\" not found.";
     until("a missing claim", pods, "claims", |pod| {
         waits(pod).as_deref() == Some(&format!("{missing} {rest}"))

@@ -12,7 +12,7 @@ async fn what_is_accepted_and_not_enforced_is_said() {
     let made = admin(&server, "POST", group, claim).await;
     assert_eq!(made.code, 201, "{}", made.body);
     let warning = made.headers["warning"].to_str().unwrap();
-    assert!(warning.starts_with("299 - \"devices are not allocated by this server yet"));
+    assert!(warning.starts_with("299 - \"devices are allocated, but nodes have no drivers"));
     // A write that does not add the field gets no warning.
     let label = json!({"metadata": {"labels": {"a": "b"}}});
     let path = format!("{group}/devices");

@@ -1,4 +1,4 @@
-//! Claims of storage and devices, and their volumes: as much as scheduling needs. The objects are
+//! Claims of storage and their volumes: as much as scheduling needs. The objects are
 //! shared with the informers.
 
 use std::{
@@ -7,8 +7,7 @@ use std::{
 };
 
 use k8s_openapi::api::{
-    core::v1::{NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim},
-    resource::v1::ResourceClaim,
+    core::v1::{PersistentVolume, PersistentVolumeClaim},
     storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment},
 };
 use reconcile::storage::{
@@ -103,44 +102,6 @@ pub struct Attachment {
     node: String,
 }
 
-/// A ResourceClaim.
-#[derive(Debug, Clone, PartialEq)]
-pub struct DeviceClaim {
-    /// Whether it is being deleted.
-    pub terminating: bool,
-    /// Whether it is allocated.
-    pub allocated: bool,
-    /// The nodes that can use the devices; `None` for all.
-    pub node_terms: Option<Vec<NodeSelectorTerm>>,
-    /// Uids of the pods that it is reserved for.
-    pub reserved_for: Vec<String>,
-    /// The uid of its owner, if that is a pod.
-    pub owner: Option<String>,
-}
-
-/// The maximum number of consumers of a ResourceClaim.
-pub const MOST_CONSUMERS: usize = 256;
-
-impl DeviceClaim {
-    fn new(claim: &ResourceClaim) -> Self {
-        let status = claim.status.as_ref();
-        let allocation = status.and_then(|status| status.allocation.as_ref());
-        let selector = allocation.and_then(|allocation| allocation.node_selector.as_ref());
-        let reserved = status
-            .into_iter()
-            .flat_map(|s| s.reserved_for.iter().flatten());
-        let mut owners = claim.metadata.owner_references.iter().flatten();
-        let owner = owners.find(|owner| owner.controller == Some(true));
-        Self {
-            terminating: claim.metadata.deletion_timestamp.is_some(),
-            allocated: allocation.is_some(),
-            node_terms: selector.map(|selector| selector.node_selector_terms.clone()),
-            reserved_for: reserved.map(|consumer| consumer.uid.clone()).collect(),
-            owner: owner.map(|owner| owner.uid.clone()),
-        }
-    }
-}
-
 /// All claims, volumes and related objects.
 #[derive(Debug, Default)]
 pub struct Claims {
@@ -155,7 +116,6 @@ pub struct Claims {
     /// Attachments by name, and their names by node.
     attachments: HashMap<String, Attachment>,
     attached: HashMap<String, BTreeSet<String>>,
-    devices: HashMap<Key, DeviceClaim>,
 }
 
 fn key(namespace: &str, name: &str) -> Key {
@@ -216,11 +176,6 @@ impl Claims {
     pub fn attached_to(&self, node: &str) -> impl Iterator<Item = &Attachment> {
         let names = self.attached.get(node).into_iter().flatten();
         names.filter_map(|name| self.attachments.get(name))
-    }
-
-    /// A ResourceClaim by name.
-    pub fn device(&self, namespace: &str, name: &str) -> Option<&DeviceClaim> {
-        self.devices.get(&key(namespace, name))
     }
 
     /// Stores a claim, or removes it with `None`.
@@ -308,15 +263,5 @@ impl Claims {
             node: spec.node_name.clone(),
         };
         self.attachments.insert(name.to_owned(), attachment);
-    }
-
-    /// Stores a ResourceClaim, or removes it with `None`.
-    pub fn put_device(&mut self, namespace: &str, name: &str, claim: Option<&ResourceClaim>) {
-        match claim {
-            Some(claim) => self
-                .devices
-                .insert(key(namespace, name), DeviceClaim::new(claim)),
-            None => self.devices.remove(&key(namespace, name)),
-        };
     }
 }

@@ -4,6 +4,7 @@
 
 pub mod claims;
 pub mod counts;
+pub mod device_claims;
 pub mod domains;
 mod node;
 mod nominated;
@@ -12,11 +13,14 @@ pub mod workloads;
 
 use std::{collections::HashMap, sync::Arc};
 
+use k8s_openapi::api::resource::v1::DeviceClass;
+
 pub use node::NodeInfo;
 pub use nominated::Nominated;
 pub use topology::{ABSENT, Topology};
 
 use crate::{
+    devices::{classes::Classes, slices::Slices},
     matching::Namespaces,
     pod::PodInfo,
     preemption::Budgets,
@@ -24,6 +28,7 @@ use crate::{
 };
 use claims::Claims;
 use counts::{Groups, Holders};
+use device_claims::DeviceClaims;
 use domains::{DomainCounts, Topologies};
 use topology::Order;
 use workloads::Workloads;
@@ -61,7 +66,7 @@ pub struct Cluster {
     slots: HashMap<Arc<str>, Slot>,
     free: Vec<Slot>,
     order: Order,
-    /// Changes with the set of nodes and with their images.
+    /// Changes with the set of nodes, with their images and with device classes.
     epoch: u64,
     /// By slot: changes with the node and with its pods. Never 0.
     generations: Vec<u32>,
@@ -103,6 +108,12 @@ pub struct Cluster {
     pub workloads: Workloads,
     /// Claims and volumes.
     pub claims: Claims,
+    /// ResourceClaims.
+    pub device_claims: DeviceClaims,
+    /// The devices.
+    pub slices: Slices,
+    /// Device classes; [`Cluster::put_device_class`] changes them.
+    pub classes: Classes,
     /// Nominated pods.
     pub nominated: Nominated,
     /// PodDisruptionBudgets.
@@ -125,7 +136,8 @@ impl Cluster {
         self.placed.len()
     }
 
-    /// Changes when a node is added or removed, and when images of a node change.
+    /// Changes when a node is added or removed, when images of a node change, and with the
+    /// extended resources that device classes stand for.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -278,6 +290,14 @@ impl Cluster {
         };
         if old != labels {
             self.groups.forget_matchers();
+        }
+    }
+
+    /// Stores a device class, or removes it with `None`.
+    pub fn put_device_class(&mut self, name: &str, class: Option<&Arc<DeviceClass>>) {
+        if self.classes.put(name, class) {
+            // Which resources nodes must have themselves may have changed.
+            self.epoch += 1;
         }
     }
 

@@ -24,6 +24,8 @@ pub struct Candidates {
     rejected: Vec<Rejection>,
     /// Whether reasons are discarded.
     quiet: bool,
+    /// Why the attempt is given up.
+    error: Option<String>,
 }
 
 impl Candidates {
@@ -108,6 +110,17 @@ impl Candidates {
                 false
             }
         });
+    }
+
+    /// Gives up the attempt: something is wrong that no other node changes.
+    pub fn fail(&mut self, why: String) {
+        self.left.clear();
+        self.error.get_or_insert(why);
+    }
+
+    /// Why the attempt is given up.
+    pub fn take_error(&mut self) -> Option<String> {
+        self.error.take()
     }
 
     /// Rejects a node.

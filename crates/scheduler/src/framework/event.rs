@@ -1,7 +1,10 @@
 //! Cluster events, with the objects before and after: queueing hints of plugins tell whether an
 //! event could make a rejected pod schedulable.
 
-use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
+use k8s_openapi::api::{
+    resource::v1::ResourceClaim,
+    storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass},
+};
 
 use crate::{cluster::NodeInfo, pod::PodInfo};
 
@@ -24,6 +27,8 @@ pub enum EventKind {
     Capacity,
     AttachmentDeleted,
     DeviceClaim,
+    DeviceClass,
+    Slice,
     Namespace,
 }
 
@@ -102,10 +107,20 @@ pub enum Event<'a> {
     AttachmentDeleted,
     /// A ResourceClaim was added or changed.
     DeviceClaim {
-        /// Its namespace.
-        namespace: &'a str,
-        /// Its name.
-        name: &'a str,
+        /// Before.
+        old: Option<&'a ResourceClaim>,
+        /// After.
+        new: &'a ResourceClaim,
+    },
+    /// A DeviceClass was added or changed.
+    DeviceClass {
+        /// Whether it was added.
+        is_new: bool,
+    },
+    /// A ResourceSlice was added or changed.
+    Slice {
+        /// Whether it was added.
+        is_new: bool,
     },
     /// The labels of a namespace changed.
     Namespace,
@@ -130,6 +145,8 @@ impl Event<'_> {
             Self::Capacity { .. } => EventKind::Capacity,
             Self::AttachmentDeleted => EventKind::AttachmentDeleted,
             Self::DeviceClaim { .. } => EventKind::DeviceClaim,
+            Self::DeviceClass { .. } => EventKind::DeviceClass,
+            Self::Slice { .. } => EventKind::Slice,
             Self::Namespace => EventKind::Namespace,
         }
     }
@@ -155,7 +172,12 @@ impl Event<'_> {
             Self::Capacity { old: None, .. } => "CSIStorageCapacityAdd",
             Self::Capacity { .. } => "CSIStorageCapacityUpdate",
             Self::AttachmentDeleted => "VolumeAttachmentDelete",
+            Self::DeviceClaim { old: None, .. } => "ResourceClaimAdd",
             Self::DeviceClaim { .. } => "ResourceClaimUpdate",
+            Self::DeviceClass { is_new: true } => "DeviceClassAdd",
+            Self::DeviceClass { .. } => "DeviceClassUpdate",
+            Self::Slice { is_new: true } => "ResourceSliceAdd",
+            Self::Slice { .. } => "ResourceSliceUpdate",
             Self::Namespace => "NamespaceUpdate",
         }
     }

@@ -13,7 +13,7 @@ use crate::{
     cluster::{Cluster, Slot},
     cycle::{Cycle, Dice, Failure},
     pod::PodInfo,
-    write::Writes,
+    write::{Release, Writes},
 };
 use candidates::Candidates;
 use event::{Event, EventKind};
@@ -139,6 +139,13 @@ pub enum PostFilter {
         /// Whether to clear `nominatedNodeName`.
         clear: bool,
     },
+    /// Other plugins are asked, too.
+    Message {
+        /// Appended to the pod's condition.
+        message: String,
+        /// A claim to release in the background.
+        release: Option<Release>,
+    },
 }
 
 /// The result of Permit.
@@ -232,6 +239,11 @@ pub trait Plugin: Send + Sync {
         _: &'a str,
     ) -> BoxFuture<'a, BindResult> {
         Box::pin(async { Ok(()) })
+    }
+
+    /// Undoes what PreBind has written, when the pod was not bound.
+    fn roll_back<'a>(&'a self, _: &'a Writes, _: &'a PodInfo) -> BoxFuture<'a, ()> {
+        Box::pin(async {})
     }
 
     /// Binds the pod, or leaves it to the next plugin.

@@ -1,5 +1,6 @@
 //! The scheduler's metrics, under upstream's names.
 
+mod devices;
 mod profile;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -15,6 +16,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
+pub(crate) use devices::Devices;
 pub(crate) use profile::{Families, Meter};
 
 use crate::queue::Depth;
@@ -74,6 +76,7 @@ struct Inner {
     permit_seconds: Family<StaticLabels<1>, Histogram, fn() -> Histogram>,
     in_flight: Family<StaticLabels<1>, Gauge>,
     tasks: Family<StaticLabels<1>, Gauge>,
+    devices: Devices,
 }
 
 /// Clones share the metrics.
@@ -100,6 +103,7 @@ impl Default for Metrics {
             permit_seconds: Family::new_with_constructor(milliseconds),
             in_flight: Family::default(),
             tasks: Family::default(),
+            devices: Devices::default(),
         };
         register(&mut inner);
         register_details(&mut inner);
@@ -194,6 +198,7 @@ fn register_details(inner: &mut Inner) {
     registry.register("scheduler_inflight_events", help, metric);
     let help = "Running tasks, by operation";
     registry.register("scheduler_goroutines", help, inner.tasks.clone());
+    inner.devices.register(registry);
 }
 
 impl Metrics {
@@ -262,6 +267,11 @@ impl Metrics {
             let gauge = self.0.unschedulable.get_or_create(&labels);
             gauge.set(i64::try_from(*count).unwrap_or(i64::MAX));
         }
+    }
+
+    /// The metrics of devices.
+    pub(crate) fn devices(&self) -> &Devices {
+        &self.0.devices
     }
 
     pub(crate) fn tried_preemption(&self, victims: Option<usize>) {

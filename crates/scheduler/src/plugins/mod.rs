@@ -62,7 +62,7 @@ pub const ALL: &[Registration] = &[
     plugin(volume_zone::NAME, 1, volume_zone::new),
     plugin(pod_topology_spread::NAME, 2, pod_topology_spread::new),
     plugin(inter_pod_affinity::NAME, 2, inter_pod_affinity::new),
-    plugin(dynamic_resources::NAME, 1, dynamic_resources::new),
+    plugin(dynamic_resources::NAME, 2, dynamic_resources::new),
     plugin(default_preemption::NAME, 1, default_preemption::new),
     plugin(balanced_allocation::NAME, 1, balanced_allocation::new),
     plugin(image_locality::NAME, 1, image_locality::new),

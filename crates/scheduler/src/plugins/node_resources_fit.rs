@@ -180,7 +180,11 @@ impl NodeResourcesFit {
             lack.check(amount, Some(column), slot, || Cow::Borrowed(reason));
         }
         for (name, amount) in &wanted.others {
-            if *amount > 0 && !self.is_ignored(name) {
+            let has = cluster
+                .others
+                .get(name)
+                .map_or(0, |column| column.allocatable[slot]);
+            if *amount > 0 && !self.is_ignored(name) && !is_by_devices(cluster, name, has) {
                 let reason = || Cow::Owned(format!("Insufficient {name}"));
                 lack.check(*amount, cluster.others.get(name), slot, reason);
             }
@@ -211,17 +215,24 @@ impl Lack {
     }
 }
 
+/// Whether devices stand for a resource that the node does not have itself: `DynamicResources`
+/// decides then.
+fn is_by_devices(cluster: &Cluster, resource: &str, has: i64) -> bool {
+    has == 0 && cluster.classes.for_resource(resource).is_some()
+}
+
 /// Whether the pod would fit on the node without other pods.
-fn fits_empty(wanted: &Resources, node: &NodeInfo) -> bool {
+fn fits_empty(wanted: &Resources, node: &NodeInfo, cluster: &Cluster) -> bool {
     let has = &node.allocatable;
     let others = wanted.others.iter();
     node.pods >= 1
         && wanted.cpu <= has.cpu
         && wanted.memory <= has.memory
         && wanted.ephemeral <= has.ephemeral
-        && others
-            .into_iter()
-            .all(|(name, amount)| *amount <= has.amount(name))
+        && others.into_iter().all(|(name, amount)| {
+            let has = has.amount(name);
+            *amount <= has || is_by_devices(cluster, name, has)
+        })
 }
 
 /// Whether there is more of a resource that the pod requests.
@@ -294,18 +305,23 @@ impl Plugin for NodeResourcesFit {
             EventKind::PodDeleted,
             EventKind::PodUpdated,
             EventKind::OwnUpdate,
+            EventKind::DeviceClass,
         ]
     }
 
-    fn is_helped_by(&self, pod: &PodInfo, event: &Event<'_>, _: &Cluster) -> bool {
+    fn is_helped_by(&self, pod: &PodInfo, event: &Event<'_>, cluster: &Cluster) -> bool {
         let wanted = &pod.template.requests;
         match event {
-            Event::NodeAdded(node) => fits_empty(wanted, node),
+            Event::NodeAdded(node) => fits_empty(wanted, node, cluster),
             Event::NodeUpdated { old, new } => {
                 let more = grew(wanted, &old.allocatable, &new.allocatable);
-                fits_empty(wanted, new) && (new.pods > old.pods || more)
+                fits_empty(wanted, new, cluster) && (new.pods > old.pods || more)
             }
             Event::PodDeleted(_) => true,
+            Event::DeviceClass { .. } => {
+                let mut others = wanted.others.keys();
+                others.any(|name| cluster.classes.for_resource(name).is_some())
+            }
             Event::PodUpdated { old, new } => {
                 grew(wanted, &new.template.requests, &old.template.requests)
             }
