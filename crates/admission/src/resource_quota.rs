@@ -270,7 +270,7 @@ mod tests {
         let Action::Put { draft, .. } = &ops[0].action else {
             panic!()
         };
-        let written: Value = machinery::json::from_slice(&draft.bytes).unwrap();
+        let written: Value = machinery::json::from_slice(draft.bytes()).unwrap();
         assert_eq!(
             written["status"]["used"],
             json!({"pods": "2", "requests.cpu": "1"})
@@ -322,7 +322,7 @@ mod tests {
         let Action::Put { draft, .. } = &ops[0].action else {
             panic!()
         };
-        let written: Value = machinery::json::from_slice(&draft.bytes).unwrap();
+        let written: Value = machinery::json::from_slice(draft.bytes()).unwrap();
         assert_eq!(written["metadata"]["name"], "ends");
         assert_eq!(written["status"]["used"], json!({"pods": "1"}));
         // A quota on requests does not reject a label change of a pod without them.

@@ -17,7 +17,13 @@ pub struct Encoded {
     pub stamp_at: usize,
     /// Offsets of the metadata's name, its value, and its end. All 0 if there is none.
     pub metadata: (usize, usize, usize),
+    /// An upper bound of the nesting.
+    pub depth: usize,
 }
+
+/// How much deeper the creator's field set may be nested than the object: it is the value of a field of an element of
+/// `metadata.managedFields`, and has a level for each leaf.
+const OWNED_DEPTH: usize = 5;
 
 /// The bytes of an object of a known type, or of a custom resource.
 pub fn object(schema: Option<&'static Type>, object: &Object) -> Encoded {
@@ -36,10 +42,12 @@ fn whole(schema: Option<&'static Type>, object: &Object, owned: Option<&[u8]>) -
         Some(schema) => writer.fields(schema, object, Level::Root),
         None => writer.unstructured(object),
     }
+    let owned = if owned.is_some() { OWNED_DEPTH } else { 0 };
     Encoded {
         bytes: writer.out,
         stamp_at: writer.stamp_at,
         metadata: writer.metadata,
+        depth: 1 + object.values().map(Value::depth).max().unwrap_or(0) + owned,
     }
 }
 

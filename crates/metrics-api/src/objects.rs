@@ -99,11 +99,10 @@ mod tests {
 
     fn stored(object: Value, fields: &[(&'static str, &str)]) -> Stored {
         let bytes = object.to_string().into_bytes().into();
-        let object = object.as_object().cloned().unwrap();
         let fields = fields
             .iter()
             .map(|(key, value)| ((*key).into(), (*value).to_owned()));
-        Stored::stamp(Draft::new(&object, bytes, fields.collect()).unwrap(), 7)
+        Stored::stamp(Draft::from_bytes(bytes, |_| fields.collect()).unwrap(), 7)
     }
 
     #[test]

@@ -189,8 +189,8 @@ impl World {
         full.insert("kind".to_owned(), resource.kind.names().kind.clone().into());
         full.extend(object);
         let bytes = Bytes::from(machinery::json::to_vec(&full).unwrap());
-        let fields = resource.kind.selectable_fields(&full);
-        let draft = Draft::new(&full, bytes, fields).unwrap();
+        let fields = |object: &Object| resource.kind.selectable_fields(object);
+        let draft = Draft::from_bytes(bytes, fields).unwrap();
         let action = Action::Put {
             draft,
             expires_in: None,

@@ -105,8 +105,7 @@ mod tests {
         let json = format!(
             r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"p{number}","uid":"{number:036}"}},"spec":{{"a":"{filler}"}}}}"#
         );
-        let object = machinery::json::from_str(&json).unwrap();
-        let draft = Draft::new(&object, Bytes::from(json), Vec::new()).unwrap();
+        let draft = Draft::from_bytes(Bytes::from(json), |_| Vec::new()).unwrap();
         Arc::new(Stored::stamp(draft, 7000 + number as u64))
     }
 

@@ -27,66 +27,72 @@ use crate::{
 
 /// The minimum length of an object to be packed.
 const SHORT: usize = 256;
+/// The deepest nesting that is parsed.
+const MAX_DEPTH: usize = 127;
 
-/// An object without a revision.
+/// An object without a revision. Its bytes parse: both constructors see to it, and nothing changes them.
 #[derive(Debug, Clone)]
 pub struct Draft {
-    pub bytes: Bytes,
-    pub header: Arc<Header>,
+    bytes: Bytes,
+    header: Arc<Header>,
 }
 
 impl Draft {
-    /// A draft of canonical bytes; `fields` are the kind's selectable fields.
-    pub fn new(
-        object: &Object,
+    /// A draft of canonical bytes; `fields` returns the kind's selectable fields.
+    pub fn from_bytes(
         bytes: Bytes,
-        fields: Vec<(Cow<'static, str>, String)>,
+        fields: impl FnOnce(&Object) -> Vec<(Cow<'static, str>, String)>,
     ) -> Result<Self, String> {
+        let object: Object = machinery::json::from_slice(&bytes).map_err(|error| {
+            // Errors about values contain them, and this may be a Secret.
+            match error.is_data() {
+                true => "not an object".to_owned(),
+                false => error.to_string(),
+            }
+        })?;
         let places = scan::places(&bytes)?;
-        Ok(Self::with(object, bytes, places, fields))
+        let header = Header::new(&object, places, fields(&object));
+        Ok(Self {
+            bytes,
+            header: Arc::new(header),
+        })
     }
 
-    /// A draft of an object that was just encoded.
+    /// A draft of an object that was just encoded; `fields` are the kind's selectable fields.
     pub fn encoded(
         object: &Object,
         encoded: Encoded,
         fields: Vec<(Cow<'static, str>, String)>,
     ) -> Result<Self, String> {
-        let places = Places::from_encoded(&encoded).ok_or("no metadata")?;
-        Ok(Self::with(object, encoded.bytes.into(), places, fields))
-    }
-
-    fn with(
-        object: &Object,
-        bytes: Bytes,
-        places: Places,
-        fields: Vec<(Cow<'static, str>, String)>,
-    ) -> Self {
+        let places = Self::check(&encoded)?;
         let header = Header::new(object, places, fields);
-        Self {
-            bytes,
+        Ok(Self {
+            bytes: encoded.bytes.into(),
             header: Arc::new(header),
-        }
+        })
     }
-}
 
-impl Draft {
-    /// The same object with new bytes: labels and fields stay, offsets are computed again.
-    pub fn replaced(self) -> Self {
-        let places = match scan::places(&self.bytes) {
-            Ok(places) => places,
-            // Bytes that were just encoded are valid.
-            Err(why) => panic!(
-                "{} {}: converted bytes are not an object: {why}",
-                self.header.namespace(),
-                self.header.name()
-            ),
-        };
-        let header = Header::clone(&self.header).at(places);
-        Self {
-            bytes: self.bytes,
+    /// Another form of a stored object: names, labels and fields stay, offsets are those of the new bytes.
+    pub(crate) fn converted(stored: &Stored, encoded: Encoded) -> Result<Self, String> {
+        let places = Self::check(&encoded)?;
+        let header = Header::clone(&stored.header).at(places);
+        Ok(Self {
+            bytes: encoded.bytes.into(),
             header: Arc::new(header),
+        })
+    }
+
+    /// Encoded bytes parse unless they are nested too deeply.
+    fn check(encoded: &Encoded) -> Result<Places, String> {
+        if encoded.depth > MAX_DEPTH {
+            return Err("the object is nested too deeply".to_owned());
         }
+        Places::from_encoded(encoded).ok_or_else(|| "no metadata".to_owned())
+    }
+
+    /// The bytes, without a resourceVersion.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
     }
 }
 
@@ -237,13 +243,8 @@ impl Stored {
     pub fn parse(&self) -> Object {
         match machinery::json::from_slice(&self.bytes()) {
             Ok(object) => object,
-            // Only bytes encoded from an object are stored. Continuing with anything else would overwrite the object,
-            // so the request fails instead.
-            Err(error) => panic!(
-                "{} {}: stored bytes are not an object: {error}",
-                self.header.namespace(),
-                self.header.name()
-            ),
+            // Only bytes that parse become a draft, stamping inserts a field, and packing is verified.
+            Err(error) => unreachable!("stored bytes are not an object: {error}"),
         }
     }
 
@@ -251,11 +252,8 @@ impl Stored {
     pub fn parse_metadata(&self) -> Value {
         match machinery::json::from_slice(&self.metadata()) {
             Ok(metadata) => metadata,
-            Err(error) => panic!(
-                "{} {}: stored metadata is not an object: {error}",
-                self.header.namespace(),
-                self.header.name()
-            ),
+            // The same, and the offsets were computed from these bytes.
+            Err(error) => unreachable!("stored metadata is not an object: {error}"),
         }
     }
 
@@ -377,13 +375,11 @@ impl Codec for ObjectCodec {
             None => encryption::plain(bytes),
         };
         let bytes = opened.map_err(named)?;
-        let object: Object =
-            machinery::json::from_slice(&bytes).map_err(|error| named(error.to_string()))?;
-        let fields = match self.registry.by_key(key) {
-            Some(resource) => resource.kind.selectable_fields(&object),
+        let fields = |object: &Object| match self.registry.by_key(key) {
+            Some(resource) => resource.kind.selectable_fields(object),
             None => Vec::new(),
         };
-        Draft::new(&object, bytes, fields).map_err(named)
+        Draft::from_bytes(bytes, fields).map_err(named)
     }
 
     fn publish(&self, _: &Key, draft: Draft, revision: Revision) -> Stored {
@@ -409,8 +405,7 @@ mod tests {
     use super::*;
 
     fn draft(json: &str) -> Draft {
-        let object = machinery::json::from_str(json).unwrap();
-        Draft::new(&object, Bytes::copy_from_slice(json.as_bytes()), Vec::new()).unwrap()
+        Draft::from_bytes(Bytes::copy_from_slice(json.as_bytes()), |_| Vec::new()).unwrap()
     }
 
     #[test]
@@ -455,15 +450,25 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "stored bytes are not an object")]
-    fn bytes_that_cannot_be_parsed_never_become_an_empty_object() {
-        let stored = Stored::stamp(
-            draft(r#"{"apiVersion":"v1","kind":"Pod","metadata":{},"spec":{}}"#),
-            7,
-        );
-        let cut = stored.bytes().slice(..20);
-        *stored.text.write() = Text::Plain(cut);
-        stored.parse();
+    fn an_object_that_could_not_be_parsed_again_is_not_stored() {
+        let nested = |depth: usize| {
+            let mut value = Value::Null;
+            for _ in 0..depth {
+                value = Value::Object(Object::from_iter([("a".to_owned(), value)]));
+            }
+            let metadata = ("metadata".to_owned(), Value::Object(Object::new()));
+            let object = Object::from_iter([metadata, ("spec".to_owned(), value)]);
+            let encoded = machinery::encode::object(None, &object);
+            Draft::encoded(&object, encoded, Vec::new())
+        };
+        assert_eq!(Stored::stamp(nested(126).unwrap(), 7).parse().len(), 2);
+        assert!(nested(127).is_err());
+    }
+
+    #[test]
+    fn the_error_of_bytes_that_are_no_object_does_not_show_them() {
+        let refused = Draft::from_bytes(Bytes::from_static(b"\"secret\""), |_| Vec::new());
+        assert_eq!(refused.unwrap_err(), "not an object");
     }
 
     #[test]

@@ -16,7 +16,8 @@ pub fn of_store(error: Error) -> Status {
         Error::Conflict { .. }
         | Error::Lost { .. }
         | Error::ManifestMissing { .. }
-        | Error::Corrupt(_) => Status::internal(error),
+        | Error::Corrupt(_)
+        | Error::Unreadable(_) => Status::internal(error),
     }
 }
 

@@ -129,11 +129,13 @@ impl Index {
     /// Packs an object; `None` unless that at least halves its size.
     pub(crate) fn pack(&self, object: &[u8]) -> Option<Packed> {
         let pieces = self.pieces(object);
-        (pieces.len() <= object.len() / 2).then(|| Packed {
+        let packed = (pieces.len() <= object.len() / 2).then(|| Packed {
             dictionary: self.dictionary.clone(),
             pieces: pieces.into(),
             length: object.len() as u32,
-        })
+        });
+        // Readers rely on unpacked objects being what was packed.
+        packed.filter(|packed| packed.unpack() == object)
     }
 
     fn pieces(&self, object: &[u8]) -> Vec<u8> {

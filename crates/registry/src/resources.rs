@@ -160,13 +160,10 @@ impl Resource {
             if let Some(metadata) = converted.get_mut("metadata").and_then(Value::as_object_mut) {
                 metadata.shift_remove("resourceVersion");
             }
-            let bytes = encode::object(self.schema, &converted).bytes;
-            let draft = Draft {
-                bytes: bytes.into(),
-                header: object.header.clone(),
-            };
-            // Labels and fields are those of the stored form; only the offsets differ.
-            Some(Arc::new(Stored::stamp(draft.replaced(), object.revision)))
+            let encoded = encode::object(self.schema, &converted);
+            // Conversion without a webhook keeps metadata and adds defaults at most.
+            let draft = Draft::converted(object, encoded).ok()?;
+            Some(Arc::new(Stored::stamp(draft, object.revision)))
         };
         let made = match &self.definition {
             // A different schema of the same version is a different form.

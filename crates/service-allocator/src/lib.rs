@@ -141,8 +141,7 @@ impl Owner<'_> {
 
 fn put(key: Key, object: Value) -> Result<Op<Draft>, Status> {
     let bytes = Bytes::from(object.to_string());
-    let object = object.as_object().cloned().unwrap_or_default();
-    let draft = Draft::new(&object, bytes, Vec::new()).map_err(Status::internal)?;
+    let draft = Draft::from_bytes(bytes, |_| Vec::new()).map_err(Status::internal)?;
     let action = Action::Put {
         draft,
         expires_in: None,

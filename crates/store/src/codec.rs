@@ -20,7 +20,7 @@ pub trait Codec: Send + Sync + 'static {
     fn seal<'a>(&self, _: &Key, bytes: &'a Bytes) -> Cow<'a, Bytes> {
         Cow::Borrowed(bytes)
     }
-    /// Converts bytes from disk to a draft.
+    /// Converts bytes from disk to a draft. Errors name the key.
     fn load(&self, key: &Key, bytes: Bytes) -> Result<Self::Draft, String>;
     /// Called exactly once per write, in revision order, before the value can be read; on the
     /// caller's thread, under a lock. The write may still fail afterwards, and another write gets

@@ -72,4 +72,35 @@ pub enum Error {
     /// Files are corrupt.
     #[error("corrupt store: {0}")]
     Corrupt(String),
+    /// The values of keys cannot be read. Other keys can.
+    #[error("{}", shown(.0))]
+    Unreadable(Vec<Unreadable>),
+}
+
+/// A key whose value the codec cannot read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unreadable {
+    /// The key.
+    pub key: Key,
+    /// The revision of the value.
+    pub revision: Revision,
+    /// The codec's error, which names the key.
+    pub why: String,
+}
+
+/// How many unreadable keys an error names.
+const NAMED: usize = 100;
+
+fn shown(keys: &[Unreadable]) -> String {
+    let named: Vec<&str> = keys.iter().take(NAMED).map(|key| &*key.why).collect();
+    let more = match keys.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(", and {more} more"),
+    };
+    let objects = if keys.len() == 1 { "object" } else { "objects" };
+    format!(
+        "cannot read {} stored {objects}: {}{more}",
+        keys.len(),
+        named.join(", ")
+    )
 }

@@ -19,7 +19,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 pub use codec::{Codec, Plain};
-pub use error::Error;
+pub use error::{Error, Unreadable};
 pub use types::{
     Action, Committed, Durability, Entry, Event, Freshness, ListRequest, Listed, Op, Precondition,
     Watch, WatchItem,

@@ -17,7 +17,7 @@ use common::{
 use proptest::{strategy::Strategy, strategy::ValueTree, test_runner::TestRunner};
 use stdx::{FakeClock, SystemClock};
 use store::{
-    Error, Freshness, Plain, Store,
+    Codec, Durability, Error, Freshness, Key, ListRequest, Plain, Revision, Store, WatchItem,
     etcd::{Config, Etcd, Tls},
 };
 
@@ -85,6 +85,115 @@ async fn writes_of_other_clients_are_seen() {
     let key = Bytes::from("/registry/a");
     let (_, entry) = store.get(&key, Freshness::AtLeast(revision)).await.unwrap();
     assert_eq!(entry.unwrap().mod_revision, revision);
+}
+
+/// As [`Plain`], but values that begin with `!` cannot be read.
+struct Readable;
+
+impl Codec for Readable {
+    type Draft = Bytes;
+    type Object = Bytes;
+
+    fn bytes<'a>(&self, draft: &'a Bytes) -> &'a Bytes {
+        draft
+    }
+
+    fn load(&self, key: &Key, bytes: Bytes) -> Result<Bytes, String> {
+        match bytes.starts_with(b"!") {
+            true => Err(format!("{}: damaged", String::from_utf8_lossy(key))),
+            false => Ok(bytes),
+        }
+    }
+
+    fn publish(&self, _: &Key, draft: Bytes, _: Revision) -> Bytes {
+        draft
+    }
+
+    fn stored(&self, object: &Bytes) -> Bytes {
+        object.clone()
+    }
+}
+
+/// Reads keys, and lists with prefixes: their values, or the keys that an error names.
+async fn reads(store: &dyn Store<Readable>, wanted: &[&str], freshness: Freshness) -> Vec<String> {
+    let mut all = Vec::new();
+    for key in wanted {
+        let request = ListRequest {
+            freshness,
+            ..list_request(key)
+        };
+        let read = match key.ends_with('/') {
+            true => store.list(request).await.map(|listed| listed.entries),
+            false => {
+                let key = Bytes::copy_from_slice(key.as_bytes());
+                let read = store.get(&key, freshness).await;
+                read.map(|(_, entry)| Vec::from_iter(entry))
+            }
+        };
+        all.push(match read {
+            Ok(entries) => {
+                let values = entries.iter().map(|entry| &entry.object[..]);
+                String::from_utf8(values.collect::<Vec<_>>().join(&b' ')).unwrap()
+            }
+            Err(Error::Unreadable(keys)) => {
+                let keys = keys.iter().map(|one| String::from_utf8_lossy(&one.key));
+                format!("unreadable {}", keys.collect::<Vec<_>>().join(" "))
+            }
+            Err(error) => panic!("{key}: {error}"),
+        });
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_that_cannot_be_read_is_named_and_everything_else_is_served() {
+    let cluster = Cluster::start(1);
+    let other = cluster.connect(everything()).await;
+    for (key, value) in [("/a/1", "one"), ("/a/2", "!"), ("/b/1", "other")] {
+        write(&*other, key, value).await;
+    }
+    let config = Config {
+        endpoints: cluster.endpoints(),
+        ..everything()
+    };
+    let store = config.connect(Readable).await.unwrap();
+    let keys = ["/a/1", "/a/2", "/a/", "/b/"];
+    let damaged = ["one", "unreadable /a/2", "unreadable /a/2", "other"];
+    for freshness in [Freshness::Newest, Freshness::AtLeast(0)] {
+        assert_eq!(reads(&*store, &keys, freshness).await, damaged);
+    }
+
+    // Another value becomes unreadable while the store runs: watchers have to list again.
+    let start = store.revision().await.unwrap();
+    let mut watch = store.watch("/b/".into(), start).await.unwrap();
+    let revision = write(&*other, "/b/1", "!").await;
+    let ended = loop {
+        match next(&mut watch).await {
+            Ok(WatchItem::Progress(_)) => {}
+            other => break other,
+        }
+    };
+    assert!(matches!(ended, Err(Error::Lagged)), "{ended:?}");
+    let freshness = Freshness::AtLeast(revision);
+    let all = reads(&*store, &["/a/1", "/b/1", "/b/", "/"], freshness).await;
+    let expected = [
+        "one",
+        "unreadable /b/1",
+        "unreadable /b/1",
+        "unreadable /a/2 /b/1",
+    ];
+    assert_eq!(all, expected);
+
+    // What is replaced or deleted can be read again.
+    let mut watch = store.watch("/".into(), revision).await.unwrap();
+    write(&*other, "/b/1", "mended").await;
+    assert_eq!(shown(&next_events(&mut watch).await.1), ["+/b/1=mended"]);
+    let deleted = store.commit(vec![delete("/a/2")], Durability::Synced).await;
+    assert!(deleted.unwrap().entries[0].is_none());
+    let mended = ["one", "", "one", "mended"];
+    assert_eq!(reads(&*store, &keys, Freshness::Newest).await, mended);
+    let newest = Freshness::AtLeast(store.revision().await.unwrap());
+    assert_eq!(reads(&*store, &keys, newest).await, mended);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -128,8 +128,11 @@ async fn metrics(request: &Request) -> Answer {
             limit: Some(1),
             freshness: store::Freshness::AtLeast(0),
         };
-        let listed = request.core.store.list(ask).await;
-        let listed = listed.map_err(crate::failure::of_store)?;
+        let listed = match request.core.store.list(ask).await {
+            // Kinds with unreadable objects are not counted; the others are.
+            Err(store::Error::Unreadable(_)) => continue,
+            listed => listed.map_err(crate::failure::of_store)?,
+        };
         let count = listed.entries.len() + listed.remaining;
         let metrics = &request.core.metrics;
         metrics.stored(&resource.group, &resource.plural, count);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kinds::Context;
 use machinery::{Object, Status, field::Errors};
-use store::{Entry, Freshness, Precondition, Revision};
+use store::{Freshness, Precondition, Revision};
 
 use super::{Conflict, Write, Written, owners};
 use crate::{
@@ -153,18 +153,20 @@ fn validate(write: &Write, object: &Object, mut errors: Errors) -> Result<(), St
     Err(write.invalid(meta::text(object, "name"), &errors))
 }
 
-/// The stored object of this name, if any.
-async fn standing(write: &Write, name: &str) -> Result<Option<Entry<Stored>>, Status> {
+/// Whether an object of this name exists, and is being deleted. One that cannot be read exists.
+async fn standing(write: &Write, name: &str) -> Result<Option<bool>, Status> {
     let key = write.resource.key(&write.namespace, name);
-    let read = write.core.store.get(&key, Freshness::Newest).await;
-    let (_, entry) = read.map_err(failure::of_store)?;
-    Ok(entry)
+    match write.core.store.get(&key, Freshness::Newest).await {
+        Ok((_, entry)) => Ok(entry.map(|entry| meta::is_deleting(&entry.object.parse()))),
+        Err(store::Error::Unreadable(_)) => Ok(Some(false)),
+        Err(error) => Err(failure::of_store(error)),
+    }
 }
 
 /// 409 if an object of this name exists. With generateName the message says that no name could be
 /// generated, even if a name was given too.
 async fn refuse_taken(write: &Write, name: &str, prefixed: bool) -> Result<(), Status> {
-    let Some(entry) = standing(write, name).await? else {
+    let Some(is_deleting) = standing(write, name).await? else {
         return Ok(());
     };
     let (group, plural) = (&write.resource.group, &write.resource.plural);
@@ -172,7 +174,7 @@ async fn refuse_taken(write: &Write, name: &str, prefixed: bool) -> Result<(), S
         true => Status::generate_name_conflict(group, plural, name),
         false => Status::already_exists(group, plural, name),
     };
-    if meta::is_deleting(&entry.object.parse()) {
+    if is_deleting {
         status.message = format!("object is being deleted: {}", status.message);
     }
     Err(status)

@@ -150,7 +150,7 @@ async fn attempt(
             if write.dry_run {
                 return stands(Arc::new(Stored::stamp(draft, revision)));
             }
-            if draft.bytes == entry.object.unstamped() {
+            if *draft.bytes() == entry.object.unstamped() {
                 return stands(entry.object);
             }
             let put = write

@@ -167,7 +167,7 @@ async fn attempt(
         Some(mut stored) => write.draft_stored(&mut stored).await?,
         None => write.draft(&mut object).await?,
     };
-    if draft.bytes == entry.object.unstamped() && ops.is_empty() && !gone {
+    if *draft.bytes() == entry.object.unstamped() && ops.is_empty() && !gone {
         return Ok(Ok(written(entry.object)));
     }
     let revision = entry.mod_revision;

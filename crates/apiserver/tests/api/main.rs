@@ -50,6 +50,7 @@ mod slow_readers;
 mod streams;
 mod subresources;
 mod support;
+mod unreadable_objects;
 mod versions;
 mod watches;
 mod webhooks;

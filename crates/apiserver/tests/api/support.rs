@@ -15,10 +15,12 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) type AnyStore = Arc<dyn store::Store<ObjectCodec>>;
+
 /// A running server; dropping it stops everything.
 pub(crate) struct Server {
     pub server: Arc<ApiServer>,
-    pub store: Arc<dyn store::Store<ObjectCodec>>,
+    pub store: AnyStore,
     pub pki: Arc<Pki>,
     pub url: String,
     directory: TempDir,
@@ -53,7 +55,14 @@ impl Server {
         registry: Arc<Registry>,
         change: impl FnOnce(&mut Config, &std::path::Path),
     ) -> Self {
-        Self::open(tempfile::tempdir().unwrap(), registry, change).await
+        let directory = tempfile::tempdir().unwrap();
+        Self::open(directory, registry, |store| store, change).await
+    }
+
+    /// A server over another store, made from the usual one.
+    pub(crate) async fn over(wrap: impl FnOnce(AnyStore) -> AnyStore) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        Self::open(directory, Registry::builtin(), wrap, |_, _| {}).await
     }
 
     /// A server that serves other kinds.
@@ -67,12 +76,13 @@ impl Server {
         self.run.take().unwrap().await.unwrap().unwrap();
         let directory = std::mem::replace(&mut self.directory, tempfile::tempdir().unwrap());
         drop(self);
-        Self::open(directory, Registry::builtin(), |_, _| {}).await
+        Self::open(directory, Registry::builtin(), |store| store, |_, _| {}).await
     }
 
     async fn open(
         directory: TempDir,
         registry: Arc<Registry>,
+        wrap: impl FnOnce(AnyStore) -> AnyStore,
         change: impl FnOnce(&mut Config, &std::path::Path),
     ) -> Self {
         let names = Names {
@@ -116,6 +126,7 @@ impl Server {
             store.open(directory.path().join("store"), codec).ok()
         })
         .await;
+        let store = wrap(store);
         let has_services = registry.get("", "v1", "services").is_some();
         let server = config.build(store.clone(), registry).unwrap();
         let stop = CancellationToken::new();

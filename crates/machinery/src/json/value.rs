@@ -19,6 +19,15 @@ pub enum Value {
 static NULL: Value = Value::Null;
 
 impl Value {
+    /// How deeply objects and arrays are nested; 0 for other values.
+    pub fn depth(&self) -> usize {
+        match self {
+            Value::Object(map) => 1 + map.values().map(Value::depth).max().unwrap_or(0),
+            Value::Array(list) => 1 + list.iter().map(Value::depth).max().unwrap_or(0),
+            _ => 0,
+        }
+    }
+
     pub fn is_null(&self) -> bool {
         matches!(self, Value::Null)
     }

@@ -118,17 +118,9 @@ fn size(value: &Value) -> usize {
     }
 }
 
-fn depth(value: &Value) -> usize {
-    match value {
-        Value::Object(map) => 1 + map.values().map(depth).max().unwrap_or(0),
-        Value::Array(list) => 1 + list.iter().map(depth).max().unwrap_or(0),
-        _ => 0,
-    }
-}
-
 /// A patch must not make a tree deeper than a decoded one may be.
 fn must_fit(path: &str, value: &Value) -> Result<(), Error> {
-    if path.matches('/').count() + depth(value) > MAX_DEPTH {
+    if path.matches('/').count() + value.depth() > MAX_DEPTH {
         let why = "exceeded max depth".to_owned();
         return Err(Error::Malformed(why));
     }

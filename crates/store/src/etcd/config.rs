@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use imbl::OrdMap;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use stdx::{Backoff, Clock, SystemClock};
@@ -14,7 +15,7 @@ use super::{
     leases::Leases,
     members::Members,
     migration,
-    mirror::{Mirror, Position},
+    mirror::{self, Mirror, Position},
     version::Version,
 };
 use crate::{
@@ -90,6 +91,7 @@ impl Config {
                 Err(error) => patience.after(error).await?,
             }
         };
+        mirror::report_unreadable(&state.unreadable, &OrdMap::new());
         let position = Position {
             revision: state.revision,
             reliable: false,

@@ -3,10 +3,14 @@
 //!
 //! When the watch is closed, it continues at the next member. When etcd has compacted that
 //! revision, the mirror is rebuilt from a list, and watchers that lag behind get an error.
+//!
+//! Other programs can write to etcd. A value that the codec cannot read is recorded as unreadable: reads of its key and
+//! lists that contain it fail, everything else is served.
 
 use std::{sync::Arc, time::Duration};
 
 use futures::StreamExt;
+use imbl::OrdMap;
 use stdx::Backoff;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -25,7 +29,7 @@ use super::{
     revisions::Revisions,
 };
 use crate::{
-    Codec, Error, Key, Revision,
+    Codec, Error, Key, Revision, Unreadable,
     memory::{Few, Fresh, Hub, Published, Saved, State, Write, prefix_end},
 };
 
@@ -93,7 +97,11 @@ impl<C: Codec> Mirror<C> {
             }
             let last = page.kvs.last().map(|kv| kv.key.clone());
             for kv in page.kvs {
-                state.restore(codec, saved(kv)).map_err(Error::Corrupt)?;
+                let saved = saved(kv);
+                let (key, revision) = (saved.key.clone(), saved.mod_revision);
+                if let Err(why) = state.restore(codec, saved) {
+                    state.mark_unreadable(Unreadable { key, revision, why });
+                }
             }
             match last {
                 Some(key) if page.more => request.key = [&key[..], &[0]].concat().into(),
@@ -167,7 +175,11 @@ impl<C: Codec> Mirror<C> {
 
     async fn start_over(&mut self, client: &Client) {
         match Self::load(client, &self.config, &self.codec).await {
-            Ok(state) => self.publish(state),
+            Ok(state) => {
+                let before = self.published.read(|state| state.unreadable.clone());
+                report_unreadable(&state.unreadable, &before);
+                self.publish(state);
+            }
             Err(error) => tracing::warn!(%error, "cannot list etcd"),
         }
     }
@@ -279,33 +291,45 @@ impl<C: Codec> Mirror<C> {
             }
             return None;
         }
-        match self.apply(&mut state, std::mem::take(pieces)) {
-            Ok(()) => {
-                self.publish(state);
-                None
-            }
-            Err(error) => Some(End::Cut(error)),
-        }
+        let before = state.unreadable.clone();
+        self.apply(&mut state, std::mem::take(pieces));
+        report_unreadable(&state.unreadable, &before);
+        self.publish(state);
+        None
     }
 
     /// Events of one revision are adjacent and become one commit.
-    fn apply(&self, state: &mut State<C::Object>, events: Vec<Event>) -> Result<(), Error> {
+    fn apply(&self, state: &mut State<C::Object>, events: Vec<Event>) {
         let now = self.config.clock.now().as_millisecond();
         let mut events = events
             .into_iter()
             .filter_map(|event| Some((event.r#type(), event.kv?)));
         let (mut changes, mut news) = (Vec::new(), Vec::new());
         let mut revision = state.revision;
+        // The last revision with a value that cannot be read.
+        let mut unreadable = 0;
         let mut next = events.next();
         while let Some((kind, kv)) = next {
             revision = revision.max(kv.mod_revision as Revision);
             changes.push(match kind {
-                EventType::Delete => Some(Write::Delete(kv.key)),
+                EventType::Delete => {
+                    state.unreadable.remove(&kv.key);
+                    Some(Write::Delete(kv.key))
+                }
                 EventType::Put => {
                     let Saved { key, value, .. } = saved(kv);
-                    let draft = self.codec.load(&key, value).map_err(Error::Corrupt)?;
-                    let fresh = Fresh::new(&*self.codec, &key, draft, revision, 0);
-                    Some(Write::Put(key, fresh))
+                    match self.codec.load(&key, value) {
+                        Ok(draft) => {
+                            state.unreadable.remove(&key);
+                            let fresh = Fresh::new(&*self.codec, &key, draft, revision, 0);
+                            Some(Write::Put(key, fresh))
+                        }
+                        Err(why) => {
+                            state.mark_unreadable(Unreadable { key, revision, why });
+                            unreadable = revision;
+                            None
+                        }
+                    }
                 }
             });
             next = events.next();
@@ -319,8 +343,27 @@ impl<C: Codec> Mirror<C> {
             }
         }
         state.history.push(news);
+        // Watchers cannot be sent a value that cannot be read: they have to list again, which tells them.
+        if unreadable > 0 {
+            state.history.forget(unreadable);
+        }
         state.history.prune(&self.config.history, now);
-        Ok(())
+    }
+}
+
+/// Logs keys that became unreadable.
+pub(super) fn report_unreadable(
+    now: &OrdMap<Key, Arc<Unreadable>>,
+    before: &OrdMap<Key, Arc<Unreadable>>,
+) {
+    for (key, one) in now {
+        if before
+            .get(key)
+            .is_none_or(|known| known.revision != one.revision)
+        {
+            let key = String::from_utf8_lossy(key);
+            tracing::error!(%key, revision = one.revision, error = one.why, "cannot read a stored object");
+        }
     }
 }
 

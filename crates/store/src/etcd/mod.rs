@@ -28,7 +28,7 @@ pub use version::Version;
 
 use crate::{
     Action, Codec, Committed, Durability, Entry, Error, Freshness, Key, ListRequest, Listed, Op,
-    Revision, Store, Watch, check,
+    Revision, Store, Unreadable, Watch, check,
     memory::{Hub, Published, State, prefix_end},
 };
 use client::{Client, SLOW};
@@ -164,10 +164,10 @@ impl<C: Codec> Etcd<C> {
             return Ok(known);
         }
         let saved = mirror::saved(kv);
-        let draft = self
-            .codec
-            .load(&saved.key, saved.value)
-            .map_err(Error::Corrupt)?;
+        let draft = self.codec.load(&saved.key, saved.value).map_err(|why| {
+            let (key, revision) = (saved.key.clone(), saved.mod_revision);
+            Error::Unreadable(vec![Unreadable { key, revision, why }])
+        })?;
         let object = self.codec.publish(&saved.key, draft, saved.mod_revision);
         Ok(Entry {
             key: saved.key,
@@ -268,7 +268,8 @@ impl<C: Codec> Etcd<C> {
     ) -> Result<Option<Entry<C::Object>>, Error> {
         match op.action {
             Action::Check => Ok(None),
-            Action::Delete => previous.map(|kv| self.entry(kv)).transpose(),
+            // The key is deleted, also if its value could not be read.
+            Action::Delete => Ok(previous.and_then(|kv| self.entry(kv).ok())),
             Action::Put { draft, .. } => {
                 let batch = mirror.and_then(|state| state.history.at(revision));
                 let found = batch.and_then(|batch| {
@@ -302,6 +303,7 @@ impl<C: Codec> Store<C> for Etcd<C> {
     ) -> Result<(Revision, Option<Entry<C::Object>>), Error> {
         self.check_key(key)?;
         if let Some(state) = self.at_hand(freshness).await {
+            state.check_readable(key)?;
             return Ok((state.revision, state.get(key)));
         }
         let request = RangeRequest {
@@ -320,6 +322,7 @@ impl<C: Codec> Store<C> for Etcd<C> {
             other => self.at_hand(other).await,
         };
         if let Some(state) = state {
+            state.check_list_readable(&request)?;
             let listed = state.list(&request);
             if listed.remaining > 0 {
                 self.published.pages.keep(&state);

@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use imbl::OrdMap;
 
 use super::{Batch, Change, Few, History, Millis, Saved, Tree, tree::Keyed};
-use crate::{Codec, Entry, Key, ListRequest, Listed, Revision};
+use crate::{Codec, Entry, Error, Key, ListRequest, Listed, Revision, Unreadable};
 
 /// A live key with the engine's metadata.
 pub struct Slot<T> {
@@ -30,6 +31,8 @@ pub(crate) struct State<T> {
     pub revision: Revision,
     /// The live keys.
     pub entries: Tree<Arc<Slot<T>>>,
+    /// Live keys whose values cannot be read: they are not in `entries`.
+    pub unreadable: OrdMap<Key, Arc<Unreadable>>,
     /// Bytes of all live keys and values.
     pub bytes: u64,
     /// The history up to this revision.
@@ -41,6 +44,7 @@ impl<T> Clone for State<T> {
         Self {
             revision: self.revision,
             entries: self.entries.clone(),
+            unreadable: self.unreadable.clone(),
             bytes: self.bytes,
             history: self.history.clone(),
         }
@@ -52,6 +56,7 @@ impl<T> Default for State<T> {
         Self {
             revision: 0,
             entries: Tree::default(),
+            unreadable: OrdMap::new(),
             bytes: 0,
             history: History::default(),
         }
@@ -123,6 +128,32 @@ fn start(request: &ListRequest) -> &Key {
 }
 
 impl<T: Send + Sync + 'static> State<T> {
+    /// An error if the value of this key cannot be read.
+    pub(crate) fn check_readable(&self, key: &Key) -> Result<(), Error> {
+        match self.unreadable.get(key) {
+            None => Ok(()),
+            Some(one) => Err(Error::Unreadable(vec![Unreadable::clone(one)])),
+        }
+    }
+
+    /// An error that names the keys of a list whose values cannot be read, if any.
+    pub(crate) fn check_list_readable(&self, request: &ListRequest) -> Result<(), Error> {
+        let keys = self.unreadable.range(start(request).clone()..);
+        let keys = keys.take_while(|(key, _)| key.starts_with(&request.prefix));
+        let keys: Vec<_> = keys.map(|(_, one)| Unreadable::clone(one)).collect();
+        match keys.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Unreadable(keys)),
+        }
+    }
+
+    /// Records that the newest value of a key cannot be read. This is no event: the caller drops the history.
+    pub(crate) fn mark_unreadable(&mut self, unreadable: Unreadable) {
+        self.change(Write::Delete(unreadable.key.clone()));
+        let key = unreadable.key.clone();
+        self.unreadable.insert(key, Arc::new(unreadable));
+    }
+
     /// The entry at a key.
     pub(crate) fn get(&self, key: &[u8]) -> Option<Entry<T>> {
         self.entries.get(key).map(|slot| slot.entry.clone())
