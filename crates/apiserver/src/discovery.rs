@@ -176,7 +176,7 @@ const FIRST: (&str, i64) = ("apiregistration.k8s.io", 20_001);
 /// name to the first group that has it.
 fn groups<'a>(view: &View<'a>) -> Vec<Group<'a>> {
     let mut by_name: BTreeMap<&str, BTreeMap<&str, Version<'a>>> = BTreeMap::new();
-    for resource in view.table.all() {
+    for resource in view.table.discoverable() {
         let (group, version) = (resource.group.as_str(), resource.version.as_str());
         let versions = by_name.entry(group).or_default();
         let version = versions.entry(version).or_insert_with(|| {
@@ -235,7 +235,7 @@ fn group_document(group: &Group<'_>) -> Value {
 /// Resources of a group version by name, as upstream orders them.
 fn members<'a>(table: &'a Table, group: &str, version: &str) -> Vec<&'a Resource> {
     let of = |resource: &&Resource| resource.group == group && resource.version == version;
-    let mut members: Vec<&Resource> = table.all().map(|r| &**r).filter(of).collect();
+    let mut members: Vec<&Resource> = table.discoverable().map(|r| &**r).filter(of).collect();
     members.sort_by(|one, other| one.plural.cmp(&other.plural));
     members
 }

@@ -38,7 +38,7 @@ const ANY_KIND: &str = "io.k8s.api.core.v1.Pod";
 
 /// Every group version, or only those of built-in kinds.
 fn group_versions(table: &Table, builtin: bool) -> BTreeSet<(&str, &str)> {
-    let of = table.all().filter(|one| !builtin || !one.custom);
+    let of = table.discoverable().filter(|one| !builtin || !one.custom);
     of.map(|one| (one.group.as_str(), one.version.as_str()))
         .collect()
 }

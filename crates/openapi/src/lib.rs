@@ -62,7 +62,7 @@ fn place(group: &str, version: &str) -> String {
 /// The resources of the document at a path.
 fn members(table: &Table, at: &str) -> Vec<Arc<Resource>> {
     let of = |one: &&Arc<Resource>| place(&one.group, &one.version) == at;
-    table.all().filter(of).cloned().collect()
+    table.discoverable().filter(of).cloned().collect()
 }
 
 type ByPlace = BTreeMap<String, Vec<Arc<Resource>>>;
@@ -71,7 +71,7 @@ type ByPlace = BTreeMap<String, Vec<Arc<Resource>>>;
 fn by_place(table: &Table) -> ByPlace {
     let places = document::places(table).into_iter();
     let mut all: ByPlace = places.map(|place| (place, Vec::new())).collect();
-    for resource in table.all() {
+    for resource in table.discoverable() {
         let at = place(&resource.group, &resource.version);
         all.entry(at).or_default().push(resource.clone());
     }

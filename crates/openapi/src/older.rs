@@ -35,7 +35,7 @@ impl Sources {
         let is_own = |one: &&Arc<Resource>| {
             one.custom && (served.is_empty() || !served.contains(&*place(&one.group, &one.version)))
         };
-        let mut custom: Vec<_> = table.all().filter(is_own).cloned().collect();
+        let mut custom: Vec<_> = table.discoverable().filter(is_own).cloned().collect();
         // The versions of a definition are adjacent: its bytes are parsed once for all of them.
         custom.sort_by(|one, other| {
             let one = (&one.group, &one.plural, &one.version);
@@ -303,7 +303,7 @@ mod tests {
         }});
         let schemas = Arc::new(Schemas::new(definition.to_string().into()));
         let kind = CustomKind::read(&definition, &version, schemas, "v1", 1);
-        registry.define(vec![Arc::new(kind)], true);
+        registry.define(vec![Arc::new(kind)], true, true);
     }
 
     async fn get(
@@ -380,7 +380,7 @@ mod tests {
             "versions": [version], "names": {"kind": "Deployment", "plural": "deployments"}}});
         let schemas = Arc::new(Schemas::new(definition.to_string().into()));
         let kind = CustomKind::read(&definition, &version, schemas, "v1", 1);
-        registry.define(vec![Arc::new(kind)], true);
+        registry.define(vec![Arc::new(kind)], true, true);
         let (_, text) = get(&registry, &documents, "application/json").await;
         let text = String::from_utf8(text).unwrap();
         let name = "\"io.k8s.api.apps.v1.Deployment\":";

@@ -406,8 +406,14 @@ impl Registry {
     }
 
     /// Serves the versions of a custom resource instead of its previous ones; the first is the
-    /// storage version, and is served only if `serves_stored`.
-    pub fn define(&self, versions: Vec<Arc<CustomKind>>, serves_stored: bool) {
+    /// storage version, and is served only if `serves_stored`. They are listed in discovery if
+    /// the definition is established.
+    pub fn define(
+        &self,
+        versions: Vec<Arc<CustomKind>>,
+        serves_stored: bool,
+        is_established: bool,
+    ) {
         let Some((first, others)) = versions.split_first() else {
             return;
         };
@@ -421,12 +427,22 @@ impl Registry {
             )));
         }
         self.table
-            .rcu(|table| table.define(&stored.group, &stored.plural, &added));
+            .rcu(|table| table.define(&stored.group, &stored.plural, &added, is_established));
+    }
+
+    /// Lists a custom resource in discovery, if it is served.
+    pub fn establish(&self, group: &str, plural: &str) {
+        self.table
+            .rcu(|table| match table.establish(group, plural) {
+                Some(next) => Arc::new(next),
+                None => table.clone(),
+            });
     }
 
     /// Stops serving a custom resource.
     pub fn undefine(&self, group: &str, plural: &str) {
-        self.table.rcu(|table| table.define(group, plural, &[]));
+        self.table
+            .rcu(|table| table.define(group, plural, &[], false));
     }
 }
 

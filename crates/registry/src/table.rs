@@ -56,53 +56,55 @@ impl Builtin {
     }
 }
 
-/// The served versions of one custom resource: at least one.
-type Versions = Arc<[Arc<Resource>]>;
+/// One custom resource.
+#[derive(Clone)]
+struct Definition {
+    /// Its served versions: at least one.
+    versions: Arc<[Arc<Resource>]>,
+    /// Whether its definition has the condition Established.
+    is_established: bool,
+}
 
-fn key(versions: &Versions) -> (&str, &str) {
-    let first = versions.first();
+fn key(definition: &Definition) -> (&str, &str) {
+    let first = definition.versions.first();
     first.map_or(("", ""), |first| (&first.plural, &first.group))
 }
 
 /// Custom resources sorted by plural and group. No chunk is empty.
 #[derive(Default)]
 struct Definitions {
-    chunks: Vec<Arc<Vec<Versions>>>,
+    chunks: Vec<Arc<Vec<Definition>>>,
 }
 
 impl Definitions {
     /// The chunk that contains a key, or into which it would be inserted.
     fn chunk(&self, of: (&str, &str)) -> usize {
-        let starts_before = |chunk: &Arc<Vec<Versions>>| chunk.first().map(key) <= Some(of);
+        let starts_before = |chunk: &Arc<Vec<Definition>>| chunk.first().map(key) <= Some(of);
         self.chunks.partition_point(starts_before).saturating_sub(1)
     }
 
-    fn get(&self, plural: &str, group: &str) -> &[Arc<Resource>] {
+    fn get(&self, plural: &str, group: &str) -> Option<&Definition> {
         let wanted = (plural, group);
-        let chunk = self.chunks.get(self.chunk(wanted));
-        let found = chunk.and_then(|chunk| {
-            let at = chunk.binary_search_by(|one| key(one).cmp(&wanted)).ok()?;
-            chunk.get(at)
-        });
-        found.map_or(&[], |versions| versions)
+        let chunk = self.chunks.get(self.chunk(wanted))?;
+        let at = chunk.binary_search_by(|one| key(one).cmp(&wanted)).ok()?;
+        chunk.get(at)
     }
 
-    fn all(&self) -> impl Iterator<Item = &Arc<Resource>> {
-        let definitions = self.chunks.iter().flat_map(|chunk| chunk.iter());
-        definitions.flat_map(|versions| versions.iter())
+    fn all(&self) -> impl Iterator<Item = &Definition> {
+        self.chunks.iter().flat_map(|chunk| chunk.iter())
     }
 
     /// The same with other versions of one resource; without versions it is removed.
-    fn with(&self, wanted: (&str, &str), versions: Versions) -> Self {
+    fn with(&self, wanted: (&str, &str), definition: Definition) -> Self {
         let mut chunks = self.chunks.clone();
         let at = self.chunk(wanted);
         let mut chunk = chunks.get(at).map(|known| Vec::clone(known));
         let chunk = chunk.get_or_insert_default();
         match chunk.binary_search_by(|one| key(one).cmp(&wanted)) {
-            Ok(place) if versions.is_empty() => drop(chunk.remove(place)),
-            Ok(place) => chunk[place] = versions,
-            Err(_) if versions.is_empty() => {}
-            Err(place) => chunk.insert(place, versions),
+            Ok(place) if definition.versions.is_empty() => drop(chunk.remove(place)),
+            Ok(place) => chunk[place] = definition,
+            Err(_) if definition.versions.is_empty() => {}
+            Err(place) => chunk.insert(place, definition),
         }
         let mut parts = vec![std::mem::take(chunk)];
         if parts[0].len() > CHUNK {
@@ -127,10 +129,35 @@ impl Table {
     }
 
     /// The next snapshot, in which a custom resource is served in exactly these versions.
-    pub(crate) fn define(&self, group: &str, plural: &str, versions: &[Arc<Resource>]) -> Self {
+    pub(crate) fn define(
+        &self,
+        group: &str,
+        plural: &str,
+        versions: &[Arc<Resource>],
+        is_established: bool,
+    ) -> Self {
+        let definition = Definition {
+            versions: versions.into(),
+            is_established,
+        };
+        self.with((plural, group), definition)
+    }
+
+    /// The next snapshot, in which a custom resource is listed in discovery; `None` if it is listed already or is not
+    /// served.
+    pub(crate) fn establish(&self, group: &str, plural: &str) -> Option<Self> {
+        let known = self.custom.get(plural, group)?;
+        let established = Definition {
+            is_established: true,
+            ..known.clone()
+        };
+        (!known.is_established).then(|| self.with((plural, group), established))
+    }
+
+    fn with(&self, wanted: (&str, &str), definition: Definition) -> Self {
         Self {
             builtin: self.builtin.clone(),
-            custom: self.custom.with((plural, group), versions.into()),
+            custom: self.custom.with(wanted, definition),
             by_kind: OnceLock::new(),
             generation: self.generation + 1,
         }
@@ -138,13 +165,24 @@ impl Table {
 
     /// All resources: built-in ones in discovery's order, then custom ones by name.
     pub fn all(&self) -> impl Iterator<Item = &Arc<Resource>> {
-        self.builtin.all.iter().chain(self.custom.all())
+        let custom = self.custom.all().flat_map(|one| one.versions.iter());
+        self.builtin.all.iter().chain(custom)
+    }
+
+    /// The resources of discovery and OpenAPI: as [`Table::all`], but custom ones only once their definitions are
+    /// established. Clients that find a resource there may change its definition, and would conflict with the write
+    /// of that condition.
+    pub fn discoverable(&self) -> impl Iterator<Item = &Arc<Resource>> {
+        let custom = self.custom.all().filter(|one| one.is_established);
+        let custom = custom.flat_map(|one| one.versions.iter());
+        self.builtin.all.iter().chain(custom)
     }
 
     /// The resources with this plural, in this group and possibly in others.
     fn same<'a>(&'a self, group: &str, plural: &str) -> impl Iterator<Item = &'a Arc<Resource>> {
         let builtin = self.builtin.of_plural(plural).iter();
-        builtin.chain(self.custom.get(plural, group))
+        let custom = self.custom.get(plural, group);
+        builtin.chain(custom.into_iter().flat_map(|one| one.versions.iter()))
     }
 
     /// The resource at a path.
@@ -210,9 +248,9 @@ impl Table {
         self.builtin.groups.contains(group)
     }
 
-    /// Whether a group and version is served.
+    /// Whether discovery has a group and version.
     pub fn serves(&self, group: &str, version: &str) -> bool {
-        let mut all = self.all();
+        let mut all = self.discoverable();
         all.any(|known| text::same(&known.group, group) && known.version == version)
     }
 }
@@ -232,7 +270,7 @@ mod tests {
         let schemas = Arc::new(Schemas::new(definition.to_string().into()));
         let read = |version| CustomKind::read(&definition, version, schemas.clone(), "v1", 1);
         let kinds = versions.iter().map(|version| Arc::new(read(version)));
-        registry.define(kinds.collect(), true);
+        registry.define(kinds.collect(), true, true);
     }
 
     fn names(table: &Table) -> Vec<String> {
@@ -293,6 +331,34 @@ mod tests {
         }
         assert!(names(&registry.table()).is_empty());
         assert!(registry.table().custom.chunks.is_empty());
+    }
+
+    #[test]
+    fn a_resource_is_served_before_and_discovered_after_its_definition_is_established() {
+        let registry = Registry::builtin();
+        let definition = json!({"spec": {"group": "example.com", "scope": "Cluster",
+            "names": {"kind": "Thing", "plural": "things"}}});
+        let schemas = Arc::new(Schemas::new(definition.to_string().into()));
+        let version = json!({"name": "v1"});
+        let kind = CustomKind::read(&definition, &version, schemas, "v1", 1);
+        registry.define(vec![Arc::new(kind)], true, false);
+        let state = || {
+            let table = registry.kept_table();
+            let custom = |one: &&Arc<Resource>| one.custom;
+            assert!(table.get("example.com", "v1", "things").is_some());
+            assert_eq!(table.all().filter(custom).count(), 1);
+            let found = table.discoverable().filter(custom).count();
+            assert_eq!(found == 1, table.serves("example.com", "v1"));
+            (found, table.generation)
+        };
+        let before = state();
+        registry.establish("example.com", "others");
+        assert_eq!((state(), before.0), (before, 0));
+        registry.establish("example.com", "things");
+        let after = state();
+        assert_eq!(after, (1, before.1 + 1));
+        registry.establish("example.com", "things");
+        assert_eq!(state(), after);
     }
 
     #[test]

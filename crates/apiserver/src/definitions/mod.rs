@@ -255,7 +255,15 @@ impl Definitions {
                 serving::serve(core, &whole, bytes, since);
                 self.waiting.remove(&name);
             }
-            Some(_) => drop(self.waiting.insert(name.clone(), group)),
+            Some(_) => {
+                // An established definition stays served, under the names that it has.
+                if holds(&whole, "Established") {
+                    let mut served = whole.clone();
+                    served["spec"]["names"] = accepted.clone();
+                    serving::serve(core, &served, bytes, since);
+                }
+                self.waiting.insert(name.clone(), group);
+            }
         }
         let names = Names {
             name,
@@ -270,9 +278,15 @@ impl Definitions {
 async fn carry_out(core: &Arc<Core>, step: Step) {
     match step {
         Step::Write(names) => {
-            if let Err(status) = names.write(core).await {
+            let written = names.write(core).await;
+            if let Err(status) = written {
                 let definition = names.name;
                 tracing::warn!(definition, %status, "cannot update the status of a custom resource definition");
+            } else if names.conflict.is_none()
+                && let Some((plural, group)) = names.name.split_once('.')
+            {
+                // Clients that see the condition find the resource in discovery.
+                core.registry.establish(group, plural);
             }
         }
         Step::BeginDeletion(definition) => {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use apiextensions::{Conversion, CustomKind, Schemas, fingerprint};
+use apiextensions::{Conversion, CustomKind, Schemas, conditions::holds, fingerprint};
 use bytes::Bytes;
 use kinds::Kind;
 use machinery::Value;
@@ -13,9 +13,15 @@ use crate::pipeline::Core;
 
 /// Registers the served versions, the storage version first. A change that does not concern the
 /// kinds keeps the registered ones with their compiled schemas. `now` is the first revision whose
-/// objects are written by the definition's schemas, if these are new.
+/// objects are written by the definition's schemas, if these are new. Discovery lists the
+/// versions once the stored definition is established.
 pub(super) fn serve(core: &Core, definition: &Value, bytes: &Bytes, now: Revision) {
+    let is_established = holds(definition, "Established");
     if renew(core, definition, bytes) {
+        if is_established {
+            let (group, plural) = id(definition);
+            core.registry.establish(&group, &plural);
+        }
         return;
     }
     let versions = definition["spec"]["versions"]
@@ -37,7 +43,8 @@ pub(super) fn serve(core: &Core, definition: &Value, bytes: &Bytes, now: Revisio
     let mut kinds = vec![read(stored)];
     let others = versions.iter().filter(|version| version["storage"] != true);
     kinds.extend(others.filter(|version| version["served"] == true).map(read));
-    core.registry.define(kinds, stored["served"] == true);
+    core.registry
+        .define(kinds, stored["served"] == true, is_established);
 }
 
 fn renew(core: &Core, definition: &Value, bytes: &Bytes) -> bool {

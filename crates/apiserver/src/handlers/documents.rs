@@ -185,7 +185,7 @@ fn paths(request: &Request, table: &Table) -> Vec<String> {
         "/version",
     ];
     let mut paths: Vec<String> = fixed.map(str::to_owned).to_vec();
-    for resource in table.all() {
+    for resource in table.discoverable() {
         if !resource.group.is_empty() {
             paths.push(format!("/apis/{}", resource.group));
             paths.push(format!("/apis/{}/{}", resource.group, resource.version));

@@ -84,6 +84,64 @@ async fn who_waits_for_names_gets_them_when_the_other_goes() {
     assert_eq!(accepted["status"]["acceptedNames"]["shortNames"][0], "gg");
 }
 
+/// Whether any document of discovery or OpenAPI names a resource of `example.com`.
+async fn is_discovered(server: &Server, plural: &str) -> bool {
+    let aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+    for (path, accept) in [
+        ("/apis", aggregated),
+        ("/apis/example.com/v1", "application/json"),
+        ("/openapi/v3/apis/example.com/v1", "application/json"),
+    ] {
+        let user = apiserver::User::new("kubernetes-admin", ["system:masters"]);
+        let answer = send(server, user, "GET", path, &[("accept", accept)], "").await;
+        if answer.body.contains(plural) {
+            return true;
+        }
+    }
+    false
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn discovery_names_no_resource_before_its_definition_is_established() {
+    let server = Server::start().await;
+    let taken = json!({"kind": "Owner", "shortNames": ["taken"]});
+    make(
+        &server,
+        definition("owners", "example.com", taken, json!({})),
+    )
+    .await;
+    until(&server, "/apis/example.com/v1/owners", |a| a.code == 200).await;
+    for n in 0..10 {
+        let plural = format!("gadgets{n}");
+        let kind = format!("Gadget{n}");
+        // Every second one waits for a short name.
+        let names = match n % 2 {
+            0 => json!({"kind": kind}),
+            _ => json!({"kind": kind, "shortNames": ["taken"]}),
+        };
+        let path = make(
+            &server,
+            definition(&plural, "example.com", names, json!({})),
+        )
+        .await;
+        let is_established = |answer: &Raw| {
+            condition(&answer.json(), "Established").is_some_and(|found| found[0] == "True")
+        };
+        let mut is_decided = false;
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+        loop {
+            assert!(tokio::time::Instant::now() < deadline, "{plural}");
+            let is_discovered = is_discovered(&server, &plural).await;
+            let answer = admin(&server, "GET", &path, Value::Null).await;
+            assert!(!is_discovered || is_established(&answer), "{}", answer.body);
+            if is_discovered || n % 2 == 1 && is_decided {
+                break;
+            }
+            is_decided = condition(&answer.json(), "NamesAccepted").is_some();
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_waits_for_names_gets_them_when_the_other_lets_go_of_them() {
     let server = Server::start().await;
