@@ -6,7 +6,7 @@ use cri::v1;
 
 use crate::{
     engine::Engine,
-    error::Result,
+    error::{Error, Result},
     images::{HELLO, Image, LOCAL_REGISTRY, Progress, Reference},
 };
 
@@ -25,10 +25,15 @@ impl Engine {
         let credentials = auth.map(Into::into).unwrap_or_default();
         let begun = Instant::now();
         tracing::info!(image = %reference, "pulling image");
-        let pulled = self
+        let pull = self
             .images
-            .pull(&reference, &self.config.registries, &credentials, progress)
-            .await;
+            .pull(&reference, &self.config.registries, &credentials, progress);
+        let stopping = self.token();
+        let pulled = tokio::select! {
+            pulled = pull => pulled,
+            // A registry may take minutes. Partial blobs are kept, and the next pull resumes them.
+            () = stopping.cancelled() => Err(Error::Registry("the runtime is stopping".into())),
+        };
         let seconds = begun.elapsed().as_secs_f64();
         match &pulled {
             Ok(image) => {

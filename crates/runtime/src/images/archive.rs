@@ -278,7 +278,7 @@ impl Images {
         let mut layers: Vec<String> = Vec::new();
         for (blob, diff_id) in blobs.iter().zip(&file.rootfs.diff_ids) {
             progress.reached(&blob.digest, Stage::Unpacking);
-            layers.push(self.apply_layer(&self.blob_path(&blob.digest)?, diff_id, &layers)?);
+            layers.push(self.apply_layer(&blob.digest, diff_id, &layers)?);
             progress.reached(&blob.digest, Stage::Done);
         }
         let size = blobs.iter().map(|blob| blob.size).sum::<u64>() + config.len() as u64;

@@ -20,13 +20,18 @@ impl Images {
     /// Unpacks a layer on top of others, unless it is already unpacked. Returns its name.
     pub(super) fn apply_layer(
         &self,
-        blob: &Path,
+        digest: &str,
         diff_id: &str,
         below: &[String],
     ) -> Result<String> {
+        let blob = &self.blob_path(digest)?;
         let name = chain(below.last().map(String::as_str), diff_id);
         let place = self.layer_dir(&name);
         if place.exists() {
+            // The image's configuration can name any layer: only one with this content is the image's own.
+            if !self.is_unpacked_from(&name, digest)? {
+                check_content(blob, diff_id, self.limits)?;
+            }
             return Ok(name);
         }
         let staging = self.staging();
@@ -63,6 +68,24 @@ fn unpack(
             "the layer {diff_id} has data after its end"
         )));
     }
+    check_digest(content, diff_id)
+}
+
+/// Checks that a blob unpacks to a layer, without unpacking it.
+fn check_content(blob: &Path, diff_id: &str, limits: Limits) -> Result<()> {
+    let file = File::open(blob).map_err(Error::file(blob))?;
+    let mut content = Hashing::new(decompress(file).map_err(Error::file(blob))?);
+    // The headers of an archive's entry take 1 KiB with padding, unless its name is very long.
+    let headers = limits.entries.saturating_mul(1 << 10);
+    let most = limits
+        .bytes
+        .saturating_add(headers)
+        .saturating_add(MAX_PADDING);
+    io::copy(&mut content.by_ref().take(most), &mut io::sink()).map_err(Error::file(blob))?;
+    check_digest(content, diff_id)
+}
+
+fn check_digest<T>(content: Hashing<T>, diff_id: &str) -> Result<()> {
     let found = content.digest();
     if found == diff_id {
         return Ok(());

@@ -250,6 +250,28 @@ impl Images {
             .ok_or_else(|| Error::NoImage(name.to_owned()))
     }
 
+    /// Whether a blob belongs to an image of this repository (`registry/repository`).
+    fn came_from(&self, repository: &str, digest: &str) -> Result<bool> {
+        let is_here = |name: &String| {
+            let rest = name.strip_prefix(repository);
+            rest.is_some_and(|rest| rest.starts_with([':', '@']))
+        };
+        let index = self.index()?;
+        Ok(index.images.values().any(|image| {
+            let has_blob = image.id == digest || image.blobs.iter().any(|b| b.digest == digest);
+            has_blob && image.tags.iter().chain(&image.digests).any(is_here)
+        }))
+    }
+
+    /// Whether an image has this layer from this blob.
+    fn is_unpacked_from(&self, layer: &str, blob: &str) -> Result<bool> {
+        let index = self.index()?;
+        Ok(index.images.values().any(|image| {
+            let mut pairs = image.layers.iter().zip(&image.blobs);
+            pairs.any(|(name, from)| name == layer && from.digest == blob)
+        }))
+    }
+
     /// Adds an image, or names to an existing one. A tag belongs to one image only.
     fn put(&self, image: Image) -> Result<Image> {
         let id = image.id.clone();

@@ -132,6 +132,17 @@ impl Node {
         }
     }
 
+    /// Asks the daemon to stop, and waits until it has.
+    pub(crate) async fn terminate_daemon(&mut self) {
+        let Some(mut daemon) = self.daemon.take() else {
+            return;
+        };
+        let pid = nix::unistd::Pid::from_raw(daemon.id() as i32);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+        let has_ended = || daemon.try_wait().unwrap().is_some();
+        self.wait_for("the end of the daemon", has_ended).await;
+    }
+
     pub(crate) fn cgroup(&self) -> String {
         format!("mainstay-{}", self.id)
     }

@@ -179,6 +179,7 @@ impl Pull<'_> {
         let turn = self.images.turn(&partial);
         let _mine = turn.lock().await;
         if place.exists() {
+            self.prove_access(&blob.digest).await?;
             // A concurrent pull from another registry may have finished first.
             let _ = std::fs::remove_file(&partial);
             self.progress.reached(&blob.digest, Stage::Downloaded);
@@ -203,6 +204,17 @@ impl Pull<'_> {
             .map_err(|_| Error::Registry("verifying panicked".into()))??;
         self.progress.reached(&blob.digest, Stage::Downloaded);
         Ok(())
+    }
+
+    /// A stored blob may come from a repository that this image's users cannot read, and a manifest can name any digest:
+    /// this repository must serve the blob, too.
+    async fn prove_access(&self, digest: &str) -> Result<()> {
+        if self.images.came_from(&self.reference.name(), digest)? {
+            return Ok(());
+        }
+        let url = format!("{}/blobs/{digest}", self.url);
+        let first_byte = [("range", "bytes=0-0".to_owned())];
+        self.client.get(&url, &first_byte).await.map(drop)
     }
 
     /// The partial file of this registry. With a shared file, an untrusted registry could block pulls of the blob from

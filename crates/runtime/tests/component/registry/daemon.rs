@@ -208,6 +208,29 @@ async fn a_daemon_killed_in_the_middle_of_a_pull_leaves_nothing_that_looks_whole
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_is_asked_to_stop_waits_for_no_registry() {
+    let noise = "noise".repeat(1000);
+    let sample = image(&[layer("small", "x"), layer("noise", &noise)], json!({}));
+    let manners = Manners {
+        stall: Some(Arc::default()),
+        cut_after: 1000,
+        ..Manners::default()
+    };
+    let fake = Fake::start(manners).await;
+    fake.put("v1", &sample);
+    let (mut node, _dir) = node(&fake.registries(), &[]).await;
+    let mut client = node.cri.clone();
+    let request = v1::PullImageRequest {
+        image: spec(&fake.name("app:v1")),
+        ..Default::default()
+    };
+    let pulling = tokio::spawn(async move { client.images.pull_image(request).await });
+    fake.stalled().await;
+    node.terminate_daemon().await;
+    assert!(pulling.await.unwrap().is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn images_are_imported_exported_and_mounted_as_volumes() {
     let (node, _dir) = node(&Default::default(), &["--max-bytes=300000000"]).await;
     let plain = [layer("data/base", "one"), layer("data/top", "two")];

@@ -225,7 +225,7 @@ impl State {
         let range = header("range");
         let from: usize = range
             .strip_prefix("bytes=")
-            .and_then(|range| range.trim_end_matches('-').parse().ok())
+            .and_then(|range| range.split('-').next()?.parse().ok())
             .unwrap_or(0);
         let status = if from > 0 {
             "206 Partial Content"
