@@ -18,7 +18,7 @@ fn templates(set: &StatefulSet) -> impl Iterator<Item = &PersistentVolumeClaim> 
 }
 
 /// The template name and the claim name of each template for an ordinal.
-pub(super) fn names(set: &StatefulSet, ordinal: i32) -> Vec<(String, String)> {
+pub(super) fn names(set: &StatefulSet, ordinal: i64) -> Vec<(String, String)> {
     let set_name = set.metadata.name.as_deref().unwrap_or_default();
     let names = templates(set).map(|template| {
         let name = template.metadata.name.clone().unwrap_or_default();
@@ -29,7 +29,7 @@ pub(super) fn names(set: &StatefulSet, ordinal: i32) -> Vec<(String, String)> {
 }
 
 /// The claims of an ordinal's pod.
-pub(super) fn wanted(set: &StatefulSet, ordinal: i32) -> Vec<PersistentVolumeClaim> {
+pub(super) fn wanted(set: &StatefulSet, ordinal: i64) -> Vec<PersistentVolumeClaim> {
     let selector = set.spec.as_ref().map(|spec| &spec.selector);
     let labels = selector.and_then(|selector| selector.match_labels.as_ref());
     let pairs = templates(set).zip(names(set, ordinal));
@@ -181,7 +181,7 @@ mod tests {
         .unwrap()
     }
 
-    fn pod(ordinal: i32) -> Pod {
+    fn pod(ordinal: i64) -> Pod {
         let name = format!("db-{ordinal}");
         serde_json::from_value(json!({"metadata": {"name": name, "uid": name}})).unwrap()
     }
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn the_retention_policy_decides_the_owner_of_a_claim() {
         let set_owns = owner("StatefulSet", "db", "set", true);
-        let pod_owns = |ordinal: i32| {
+        let pod_owns = |ordinal: i64| {
             owner(
                 "Pod",
                 &format!("db-{ordinal}"),

@@ -22,14 +22,14 @@ pub(super) struct View<'a> {
     pub(super) current: Option<&'a str>,
     pub(super) pods: &'a [Arc<Pod>],
     /// Whether a claim of the ordinal will be deleted with its last pod.
-    pub(super) has_stale_claim: &'a dyn Fn(i32) -> bool,
+    pub(super) has_stale_claim: &'a dyn Fn(i64) -> bool,
     pub(super) now: Timestamp,
 }
 
 #[derive(Debug)]
 pub(super) enum Step {
     Create {
-        ordinal: i32,
+        ordinal: i64,
         revision: String,
     },
     Delete(Arc<Pod>),
@@ -52,8 +52,8 @@ struct Round<'a> {
     view: &'a View<'a>,
     spec: StatefulSetSpec,
     current: &'a str,
-    pods: BTreeMap<i32, Arc<Pod>>,
-    first: i32,
+    pods: BTreeMap<i64, Arc<Pod>>,
+    first: i64,
     replicas: i32,
     ordered: bool,
     steps: Vec<Step>,
@@ -98,8 +98,8 @@ pub(super) fn decide(view: &View) -> Plan {
 }
 
 impl Round<'_> {
-    fn wanted(&self) -> std::ops::Range<i32> {
-        self.first..self.first.saturating_add(self.replicas)
+    fn wanted(&self) -> std::ops::Range<i64> {
+        self.first..self.first + i64::from(self.replicas)
     }
 
     fn min_ready(&self) -> i32 {
@@ -130,7 +130,7 @@ impl Round<'_> {
 
     /// Pods below the partition get the current revision; without a partition, ordinals that the
     /// update has not reached.
-    fn revision_for(&self, ordinal: i32) -> &str {
+    fn revision_for(&self, ordinal: i64) -> &str {
         let known = self.view.set.status.as_ref();
         let unreached = || known.and_then(|known| known.current_replicas).unwrap_or(0);
         let kept = match self.rolling() {
@@ -138,7 +138,7 @@ impl Round<'_> {
             None if self.rolls() => unreached(),
             None => 0,
         };
-        if ordinal < self.first.saturating_add(kept) {
+        if ordinal < self.first + i64::from(kept) {
             self.current
         } else {
             self.view.newest
@@ -227,7 +227,7 @@ impl Round<'_> {
             .rolling()
             .and_then(|rolling| rolling.partition)
             .unwrap_or(0);
-        let lowest = self.first.saturating_add(partition);
+        let lowest = self.first + i64::from(partition);
         let most = self
             .rolling()
             .and_then(|rolling| rolling.max_unavailable.clone());
@@ -336,7 +336,7 @@ mod tests {
         Arc::new(serde_json::from_value(pod).unwrap())
     }
 
-    fn plan(set: &StatefulSet, pods: &[&str], stale: i32) -> Plan {
+    fn plan(set: &StatefulSet, pods: &[&str], stale: i64) -> Plan {
         let pods: Vec<_> = pods.iter().map(|text| pod(text)).collect();
         decide(&View {
             set,
@@ -368,6 +368,10 @@ mod tests {
         let parallel = set(3, json!({"podManagementPolicy": "Parallel"}));
         let patient = set(3, json!({"minReadySeconds": 10}));
         let shifted = set(2, json!({"ordinals": {"start": 5}}));
+        let last = set(
+            2,
+            json!({"ordinals": {"start": i32::MAX}, "podManagementPolicy": "Parallel"}),
+        );
         for (set, pods, expected) in [
             (&ordered, &[][..], "+0 new"),
             (&ordered, &["0 new"], ""),
@@ -383,6 +387,7 @@ mod tests {
             (&parallel, &["1 new"], "+0 new, +2 new"),
             (&parallel, &["0 new Failed", "1 new"], "-0, +2 new"),
             (&shifted, &[], "+5 new"),
+            (&last, &[], "+2147483647 new, +2147483648 new"),
             (
                 &shifted,
                 &["5 new ready", "6 new ready", "0 new ready"],

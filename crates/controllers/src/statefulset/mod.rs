@@ -165,7 +165,7 @@ impl Sets {
         let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
         let exists = |name: &String| self.revisions.cache().get(namespace, name).is_some();
         let current = current.filter(exists);
-        let has_stale_claim = |ordinal: i32| {
+        let has_stale_claim = |ordinal: i64| {
             let pod = pod::name(set, ordinal);
             let claims = claims::names(set, ordinal).into_iter();
             let mut claims = claims.filter_map(|(_, name)| self.claim(set, &name));
@@ -213,7 +213,7 @@ impl Sets {
         }
     }
 
-    async fn create(&self, set: &StatefulSet, ordinal: i32, revision: &str) -> Result<(), Error> {
+    async fn create(&self, set: &StatefulSet, ordinal: i64, revision: &str) -> Result<(), Error> {
         let template = self.template(set, revision);
         let pod = pod::new(set, ordinal, revision, template.as_ref());
         let name = pod.metadata.name.as_deref().unwrap_or_default();
@@ -242,7 +242,7 @@ impl Sets {
 
     /// Creates the claims of a pod. Existing ones stay as they are; one that is being deleted must
     /// be gone first.
-    async fn create_claims(&self, set: &StatefulSet, ordinal: i32, pod: &str) -> Result<(), Error> {
+    async fn create_claims(&self, set: &StatefulSet, ordinal: i64, pod: &str) -> Result<(), Error> {
         let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
         let set_name = set.metadata.name.as_deref().unwrap_or_default();
         for claim in claims::wanted(set, ordinal) {

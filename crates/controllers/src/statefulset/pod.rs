@@ -13,25 +13,29 @@ const NAME_LABEL: &str = "statefulset.kubernetes.io/pod-name";
 const INDEX_LABEL: &str = "apps.kubernetes.io/pod-index";
 
 /// The ordinal in a pod's name, if it is a name of this set.
-pub(super) fn ordinal(set: &StatefulSet, pod: &Pod) -> Option<i32> {
+pub(super) fn ordinal(set: &StatefulSet, pod: &Pod) -> Option<i64> {
     let (name, number) = pod.metadata.name.as_deref()?.rsplit_once('-')?;
-    let ordinal: i32 = number.parse().ok().filter(|ordinal| *ordinal >= 0)?;
+    let ordinal: i64 = number.parse().ok().filter(|ordinal| *ordinal >= 0)?;
     let canonical = ordinal.to_string() == number;
     (canonical && Some(name) == set.metadata.name.as_deref()).then_some(ordinal)
 }
 
 /// The first ordinal, and their number.
-pub(super) fn range(set: &StatefulSet) -> (i32, i32) {
+pub(super) fn range(set: &StatefulSet) -> (i64, i32) {
     let spec = set.spec.as_ref();
     let ordinals = spec.and_then(|spec| spec.ordinals.as_ref());
     let first = ordinals.and_then(|ordinals| ordinals.start).unwrap_or(0);
-    (first, spec.and_then(|spec| spec.replicas).unwrap_or(1))
+    // The last ordinal may be greater than the greatest i32.
+    (
+        first.into(),
+        spec.and_then(|spec| spec.replicas).unwrap_or(1),
+    )
 }
 
 /// Whether the set wants a pod with this ordinal.
-pub(super) fn is_wanted(set: &StatefulSet, ordinal: i32) -> bool {
+pub(super) fn is_wanted(set: &StatefulSet, ordinal: i64) -> bool {
     let (first, replicas) = range(set);
-    (first..first.saturating_add(replicas)).contains(&ordinal)
+    (first..first + i64::from(replicas)).contains(&ordinal)
 }
 
 /// The name of a pod's revision.
@@ -43,7 +47,7 @@ pub(super) fn revision(pod: &Pod) -> &str {
         .unwrap_or_default()
 }
 
-pub(super) fn name(set: &StatefulSet, ordinal: i32) -> String {
+pub(super) fn name(set: &StatefulSet, ordinal: i64) -> String {
     let name = set.metadata.name.as_deref().unwrap_or_default();
     format!("{name}-{ordinal}")
 }
@@ -51,7 +55,7 @@ pub(super) fn name(set: &StatefulSet, ordinal: i32) -> String {
 /// A new pod of an ordinal.
 pub(super) fn new(
     set: &StatefulSet,
-    ordinal: i32,
+    ordinal: i64,
     revision: &str,
     template: Option<&PodTemplateSpec>,
 ) -> Pod {
@@ -69,7 +73,7 @@ pub(super) fn new(
 }
 
 /// Sets labels and volumes of the ordinal.
-fn identify(set: &StatefulSet, ordinal: i32, pod: &mut Pod) {
+fn identify(set: &StatefulSet, ordinal: i64, pod: &mut Pod) {
     let labels = pod.metadata.labels.get_or_insert_default();
     labels.insert(NAME_LABEL.into(), name(set, ordinal));
     labels.insert(INDEX_LABEL.into(), ordinal.to_string());
