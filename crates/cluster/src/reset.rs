@@ -10,6 +10,7 @@ use std::{
 };
 
 use nix::{
+    errno::Errno,
     mount::{MntFlags, umount2},
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -276,17 +277,22 @@ fn unmount_below(directories: &[PathBuf]) -> Result<usize, Error> {
     });
     mounts.reverse();
     for mount in &mounts {
-        umount2(mount, MntFlags::MNT_DETACH).map_err(|error| Error::Directory {
-            path: mount.clone(),
-            source: error.into(),
-        })?;
+        match umount2(mount, MntFlags::MNT_DETACH) {
+            Ok(()) => {}
+            // Shared mounts go together: this one went with another.
+            Err(Errno::EINVAL | Errno::ENOENT) if !mount_table().contains(mount) => {}
+            Err(error) => {
+                let (path, source) = (mount.clone(), error.into());
+                return Err(Error::Directory { path, source });
+            }
+        }
     }
     Ok(mounts.len())
 }
 
-/// Every mount point of this process, the oldest first.
+/// Every mount point of this thread, the oldest first.
 fn mount_table() -> Vec<PathBuf> {
-    mount_points(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
+    mount_points(&fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default())
 }
 
 fn mount_points(table: &str) -> Vec<PathBuf> {
@@ -374,6 +380,37 @@ mod tests {
         assert_eq!(report.removed, ["1 log directory"]);
         let left = |name: &str| pods.join(name).exists();
         assert!(!left("a_b_1") && left("a_b_2") && left("c"));
+    }
+
+    #[test]
+    fn mounts_that_go_together_are_unmounted() {
+        use nix::{
+            mount::{MsFlags, mount},
+            sched::{CloneFlags, unshare},
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().to_owned();
+        // The thread has a mount namespace of its own.
+        let unmounted = std::thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNS).unwrap();
+            let none = None::<&str>;
+            let change = |flags| mount(none, "/", none, flags, none).unwrap();
+            let tmpfs = |at: &Path| mount(none, at, Some("tmpfs"), MsFlags::empty(), none).unwrap();
+            change(MsFlags::MS_REC | MsFlags::MS_PRIVATE);
+            change(MsFlags::MS_REC | MsFlags::MS_SHARED);
+            let [one, other] = ["one", "other"].map(|name| path.join(name));
+            fs::create_dir(&one).unwrap();
+            fs::create_dir(&other).unwrap();
+            tmpfs(&one);
+            mount(Some(&one), &other, none, MsFlags::MS_BIND, none).unwrap();
+            fs::create_dir(one.join("below")).unwrap();
+            tmpfs(&one.join("below"));
+            let count = unmount_below(std::slice::from_ref(&path)).unwrap();
+            let left = mount_table();
+            let left = left.iter().filter(|mount| mount.starts_with(&path)).count();
+            (count, left)
+        });
+        assert_eq!(unmounted.join().unwrap(), (4, 0));
     }
 
     #[test]
