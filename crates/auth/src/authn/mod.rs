@@ -137,19 +137,72 @@ pub fn chain(
     Ok(chain)
 }
 
-/// TokenReview: the user of a token, by the first authenticator that recognises it.
+/// TokenReview: the user of a token, by the first authenticator that recognises it. Others may refuse it: a service
+/// account's authenticator does not know the keys of other issuers of JWTs.
 pub async fn review(
     chain: &[Arc<dyn Authenticator>],
     token: &str,
     audiences: &[String],
 ) -> Result<User, Refused> {
     let audiences = (!audiences.is_empty()).then_some(audiences);
+    let mut reasons = vec!["invalid bearer token".to_owned()];
     for authenticator in chain {
-        let found = authenticator.token(token, audiences).await;
-        match found.map_err(|why| Refused(format!("[invalid bearer token, {why}]")))? {
-            Some(user) => return Ok(user),
-            None => continue,
+        match authenticator.token(token, audiences).await {
+            Ok(Some(user)) => return Ok(user),
+            Ok(None) => {}
+            Err(Refused(why)) if reasons.contains(&why) => {}
+            Err(Refused(why)) => reasons.push(why),
         }
     }
-    Err(Refused("invalid bearer token".to_owned()))
+    Err(Refused(match reasons.as_slice() {
+        [only] => only.clone(),
+        several => format!("[{}]", several.join(", ")),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Fixed(Result<Option<&'static str>, &'static str>);
+
+    #[async_trait]
+    impl Authenticator for Fixed {
+        fn name(&self) -> &'static str {
+            "fixed"
+        }
+
+        async fn authenticate(&self, _: &Credentials<'_>) -> Result<Option<User>, Refused> {
+            Ok(None)
+        }
+
+        async fn token(&self, _: &str, _: Option<&[String]>) -> Result<Option<User>, Refused> {
+            let found = self.0.map(|name| name.map(|name| User::new(name, [""; 0])));
+            found.map_err(|why| Refused(why.to_owned()))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_token_that_one_authenticator_refuses_is_reviewed_by_the_others() {
+        const INVALID: &str = "invalid bearer token";
+        for (chain, expected) in [
+            (&[][..], Err(INVALID)),
+            (&[Ok(None), Err(INVALID)], Err(INVALID)),
+            (&[Err("expired"), Ok(Some("ada"))], Ok("ada")),
+            (&[Ok(Some("ada")), Ok(Some("bob"))], Ok("ada")),
+            (
+                &[Err("expired"), Ok(None), Err("unknown key"), Err("expired")],
+                Err("[invalid bearer token, expired, unknown key]"),
+            ),
+        ] {
+            let chain: Vec<Arc<dyn Authenticator>> = chain
+                .iter()
+                .map(|one| Arc::new(Fixed(*one)) as Arc<dyn Authenticator>)
+                .collect();
+            let reviewed = review(&chain, "token", &[]).await;
+            let reviewed = reviewed.map(|user| user.name.to_string());
+            let expected = expected.map(str::to_owned).map_err(str::to_owned);
+            assert_eq!(reviewed.map_err(|Refused(why)| why), expected);
+        }
+    }
 }

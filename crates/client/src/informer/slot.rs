@@ -255,9 +255,7 @@ fn decode<K: Object>(
 /// other field of metadata has this name, so that the first match is the field.
 fn managed_fields(metadata: &[u8]) -> Option<std::ops::Range<usize>> {
     const FIELD: &[u8] = b",\"managedFields\":[";
-    let start = metadata
-        .windows(FIELD.len())
-        .position(|window| window == FIELD)?;
+    let start = memchr::memmem::find(metadata, FIELD)?;
     let open = start + FIELD.len() - 1;
     let (mut depth, mut in_string, mut is_escaped) = (0, false, false);
     for (at, byte) in metadata.iter().enumerate().skip(open) {
