@@ -9,7 +9,7 @@ use std::{
 
 use jiff::{SignedDuration, Timestamp};
 use pki::Identity;
-use store::etcd::{Moved, embedded_to_etcd, etcd_to_embedded};
+use store::etcd::{Moved, embedded_to_etcd, etcd_to_embedded, moved_to};
 
 use crate::{
     Error,
@@ -84,10 +84,9 @@ pub async fn to_embedded(data_dir: &Path, etcd: &Config) -> Result<Moved, Error>
     let _lock = DataLock::take(data_dir)?;
     let directory = data_dir.join("store");
     if !is_empty(&directory) {
-        return Err(Error::Migration(format!(
-            "{} already contains the objects of a cluster",
-            directory.display()
-        )));
+        let moved = interrupted(data_dir, &directory, &etcd, &cluster).await?;
+        record_embedded(data_dir)?;
+        return Ok(moved);
     }
     crate::founding::check_cluster(&etcd, &cluster).await?;
     let copy = data_dir.join(COPY);
@@ -96,8 +95,11 @@ pub async fn to_embedded(data_dir: &Path, etcd: &Config) -> Result<Moved, Error>
     let moved = match etcd_to_embedded(&etcd, &copy, &cluster, &look).await {
         Ok(moved) => moved,
         Err(error) => {
-            // A copy of objects that are still in etcd is of no use.
-            let _ = fs::remove_dir_all(&copy);
+            // A copy of objects that are still in etcd is of no use. If etcd did not answer, they
+            // may be recorded as moved: the next run continues with the copy.
+            if !matches!(error, store::Error::Unavailable(_)) {
+                let _ = fs::remove_dir_all(&copy);
+            }
             return Err(error.into());
         }
     };
@@ -106,11 +108,36 @@ pub async fn to_embedded(data_dir: &Path, etcd: &Config) -> Result<Moved, Error>
     }
     fs::rename(&copy, &directory).map_err(failed(&directory))?;
     sync(data_dir)?;
+    record_embedded(data_dir)?;
+    Ok(moved)
+}
+
+/// The result of a migration to the embedded store that was interrupted before its last step, the
+/// marker. Rejects any other store.
+async fn interrupted(
+    data_dir: &Path,
+    directory: &Path,
+    etcd: &store::etcd::Config,
+    cluster: &str,
+) -> Result<Moved, Error> {
+    let marker = Marker::read(data_dir)?.unwrap_or_default();
+    let moved = match marker.in_etcd {
+        true => moved_to(etcd, directory, cluster).await?,
+        false => None,
+    };
+    moved.ok_or_else(|| {
+        let directory = directory.display();
+        Error::Migration(format!(
+            "{directory} already contains the objects of a cluster"
+        ))
+    })
+}
+
+fn record_embedded(data_dir: &Path) -> Result<(), Error> {
     Marker::update(data_dir, |marker| {
         marker.store = true;
         marker.in_etcd = false;
-    })?;
-    Ok(moved)
+    })
 }
 
 fn sync(data_dir: &Path) -> Result<(), Error> {

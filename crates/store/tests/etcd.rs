@@ -304,6 +304,47 @@ async fn a_paused_member_of_three_costs_the_writes_under_way_and_no_others() {
     }
 }
 
+/// Prints how long writes paused: `--no-capture` shows it.
+#[tokio::test(flavor = "multi_thread")]
+#[allow(clippy::print_stdout)]
+async fn writes_go_on_while_the_leader_hangs_and_none_is_applied_twice() {
+    let cluster = Cluster::start(3);
+    let observer = cluster.connect(everything()).await;
+    let mut known = write(&*observer, "/w/updated", "0").await;
+    let mut watch = observer.watch("/w/".into(), known).await.unwrap();
+    let mut expected = Vec::new();
+    for round in 1..=3 {
+        let leader = cluster.leader().await;
+        // Another member forwards the writes to the leader.
+        let store = cluster.connect_via((leader + 1) % 3, everything()).await;
+        cluster.pause(leader);
+        let begun = Instant::now();
+        // An update with a precondition is sent again, since it cannot be applied twice.
+        let (value, at) = (round.to_string(), store::Precondition::Revision(known));
+        let updated = commit(&*store, vec![put_if("/w/updated", &value, at)]).await;
+        known = updated.unwrap().revision;
+        println!(
+            "member {leader} hangs: an update after {:?}",
+            begun.elapsed()
+        );
+        let created = format!("/w/{round}");
+        write_until_accepted(&store, &created).await;
+        cluster.resume(leader);
+        cluster.wait_for(leader).await;
+        // What the resumed member still forwards arrives before what is written through it.
+        let resumed = cluster.connect_via(leader, everything()).await;
+        let last = format!("/w/{round}-resumed");
+        write_until_accepted(&resumed, &last).await;
+        expected.extend([format!("~/w/updated={}>{round}", round - 1)]);
+        expected.extend([created, last].map(|key| format!("+{key}=x")));
+    }
+    let mut seen = Vec::new();
+    while seen.len() < expected.len() {
+        seen.extend(shown(&next_events(&mut watch).await.1));
+    }
+    assert_eq!(seen, expected);
+}
+
 /// A write whose response was lost may have been applied: then it is found. Returns how often it
 /// failed.
 async fn write_until_accepted(store: &Etcd<Plain>, key: &str) -> usize {

@@ -10,7 +10,7 @@ use common::{etcd::Cluster, *};
 use store::{
     Action, Durability, Error, Freshness, Op, Plain, Precondition, Revision, Store,
     embedded::Embedded,
-    etcd::{Config, embedded_to_etcd, etcd_to_embedded},
+    etcd::{Config, embedded_to_etcd, etcd_to_embedded, moved_to},
 };
 
 const CLUSTER: &str = "sha256:one";
@@ -214,4 +214,62 @@ async fn a_move_that_was_interrupted_is_not_served_and_can_be_made_again() {
     // Complete: a repetition changes nothing.
     let again = embedded_to_etcd(directory.path(), &config(&cluster), CLUSTER).await;
     assert_eq!(again.unwrap(), moved);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_went_on_after_its_migration_is_moved_again_unless_both_went_on() {
+    let directory = tempfile::tempdir().unwrap();
+    make_store(directory.path()).await;
+    let cluster = Cluster::start(1);
+    let migrate = async || embedded_to_etcd(directory.path(), &config(&cluster), CLUSTER).await;
+    let first = migrate().await.unwrap();
+    // The command was killed before it retired the store, and a server ran on it again.
+    let go_on = async |key: &str| {
+        let store = Embedded::open(directory.path(), Plain).unwrap();
+        write(&*store, key, "1").await;
+        store.close();
+    };
+    go_on("/registry/later").await;
+    let second = migrate().await.unwrap();
+    assert!(second.revision > first.revision);
+    let store = config(&cluster).connect(Plain).await.unwrap();
+    let later = value(&*store, "/registry/later").await;
+    assert_eq!(later.as_deref(), Some("1"));
+    // A server of that etcd writes its record.
+    store.records().put("cluster", b"{}".into()).await.unwrap();
+    write(&*store, "/registry/in-etcd", "1").await;
+    assert_eq!(migrate().await.unwrap(), second);
+    go_on("/registry/latest").await;
+    let refused = migrate().await.unwrap_err().to_string();
+    assert!(refused.contains("served from it"), "{refused}");
+    let kept = value(&*store, "/registry/in-etcd").await;
+    assert_eq!(kept.as_deref(), Some("1"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_of_an_interrupted_migration_from_etcd_is_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start(1);
+    let store = cluster.connect(Config::default()).await;
+    write(&*store, "/registry/a", "old").await;
+    // A copy that was complete when the command was killed, before etcd was retired.
+    let copy = Embedded::open(directory.path(), Plain).unwrap();
+    write(&*copy, "/registry/a", "old").await;
+    copy.close();
+    write(&*store, "/registry/a", "new").await;
+    store.close();
+    let fine = |_: &Bytes, _: &[u8]| Ok(());
+    let config = config(&cluster);
+    let found = moved_to(&config, directory.path(), CLUSTER).await.unwrap();
+    assert_eq!(found, None, "etcd is still served from");
+    let moved = etcd_to_embedded(&config, directory.path(), CLUSTER, &fine).await;
+    let moved = moved.unwrap();
+    let result = async |cluster: &str| moved_to(&config, directory.path(), cluster).await;
+    assert_eq!(result(CLUSTER).await.unwrap(), Some(moved));
+    assert_eq!(result("sha256:other").await.unwrap(), None);
+    let copy = Embedded::open(directory.path(), Plain).unwrap();
+    assert_eq!(value(&*copy, "/registry/a").await.as_deref(), Some("new"));
+    write(&*copy, "/registry/b", "1").await;
+    copy.close();
+    assert_eq!(result(CLUSTER).await.unwrap(), None, "it went on");
 }

@@ -2,6 +2,8 @@
 //! resourceVersions, later ones are larger, and nothing is served from a store that the objects
 //! were moved from.
 
+use std::{process::Stdio, thread, time::Duration};
+
 use serde_json::Value;
 use testkit::{Etcd, Lan, Machine, Ran, Server};
 
@@ -100,4 +102,59 @@ fn a_cluster_moves_to_etcd_and_back_with_its_revisions() {
     assert!(version(&server, "after") > seen);
     let told = watch_from(&server, in_etcd);
     assert!(told.contains("410") || told.contains("too old"), "{told}");
+}
+
+/// Kills migrations with SIGKILL, each a little later, until one has completed.
+fn migrate_despite_kills(server: &Server, direction: &str, flags: &[String]) {
+    let program = std::env::var("MAINSTAY_BIN").expect("MAINSTAY_BIN is set");
+    for number in 0.. {
+        let mut command = server.machine().command(&program);
+        command.args(["migrate", direction]).args(flags);
+        command.arg("--data-dir").arg(server.data_dir());
+        let streams = command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut migration = streams.spawn().expect("the binary starts");
+        thread::sleep(Duration::from_millis(4 * number));
+        migration.kill().expect("it can be killed");
+        let output = migration.wait_with_output().expect("it ends");
+        if output.status.code().is_none() {
+            continue;
+        }
+        let ran: Ran = output.into();
+        // Killed between its last step and its end: the one before it was complete.
+        let was_complete = ["contains no objects", "already contains the objects"]
+            .iter()
+            .any(|text| ran.stderr.contains(text));
+        assert!(ran.ok || was_complete, "{}", ran.stderr);
+        return;
+    }
+}
+
+#[test]
+fn a_migration_that_is_killed_at_any_moment_is_completed_by_the_next_one() {
+    let lan = Lan::new();
+    let machine = Machine::on(&lan, &lan.address(0, 2));
+    let mut etcd = Etcd::on(&[&machine]);
+    etcd.start(0, &machine);
+    let with_etcd = etcd.flags();
+    let mut server = Server::stopped(machine, "s0", &[]);
+    server.start();
+    create(&server, "before");
+    let before = version(&server, "before");
+    server.stop();
+
+    migrate_despite_kills(&server, "--to-etcd", &with_etcd[2..]);
+    refused(server.refused(), "moved to etcd");
+    server.set_flags(&with_etcd);
+    server.start();
+    assert_eq!(version(&server, "before"), before);
+    create(&server, "in-etcd");
+    let in_etcd = version(&server, "in-etcd");
+    server.stop();
+
+    migrate_despite_kills(&server, "--to-embedded", &with_etcd[2..]);
+    refused(server.refused(), "moved to an embedded store");
+    server.set_flags(&[]);
+    server.start();
+    assert_eq!(version(&server, "before"), before);
+    assert_eq!(version(&server, "in-etcd"), in_etcd);
 }

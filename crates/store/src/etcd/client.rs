@@ -12,8 +12,8 @@ use super::{
     members::{ANSWER, Condition, Members},
     proto::etcdserverpb::{
         CompactionRequest, LeaseGrantRequest, LeaseGrantResponse, LeaseTimeToLiveRequest,
-        LeaseTimeToLiveResponse, RangeRequest, RangeResponse, StatusRequest, TxnRequest,
-        TxnResponse, kv_client::KvClient, lease_client::LeaseClient,
+        LeaseTimeToLiveResponse, RangeRequest, RangeResponse, ResponseHeader, StatusRequest,
+        TxnRequest, TxnResponse, kv_client::KvClient, lease_client::LeaseClient,
         maintenance_client::MaintenanceClient,
     },
     revisions::Revisions,
@@ -23,14 +23,16 @@ use crate::{Error, Revision};
 
 /// The timeout of one call to one member.
 const CALL: Duration = Duration::from_secs(7);
-/// The timeout of a write if there are other members. A write in flight when the leader died is
-/// never answered by the member that forwarded it, and may or may not be applied: its caller gets
-/// an error while the next write already finds the new leader.
+/// The timeout of a write if there are other members, and no new leader is elected. A write in
+/// flight when the leader died is never answered by the member that forwarded it, and may or may
+/// not be applied.
 const WRITE: Duration = Duration::from_secs(3);
 /// The timeout of a read until every member was asked once; and of a version request.
 const SOON: Duration = Duration::from_secs(2);
 /// A call that takes longer triggers a check of the members.
 pub(super) const SLOW: Duration = Duration::from_millis(300);
+/// The code of a call that was cancelled because of a new leader; etcd does not use it.
+const SUPERSEDED: Code = Code::Aborted;
 
 /// A client of all members.
 pub(super) struct Client {
@@ -48,6 +50,16 @@ pub(super) struct Client {
 struct Connection {
     number: u64,
     channel: Channel,
+}
+
+/// Whether a transaction can be applied a second time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// Its own preconditions allow it only once, whenever it arrives: if its outcome is unknown, it
+    /// is sent again.
+    Once,
+    /// It is sent again only if it cannot have reached a member.
+    Repeatable,
 }
 
 /// Whether a call may be retried.
@@ -117,13 +129,24 @@ impl Client {
         let Connection { number, channel } = self.connection(index);
         let mut client = MaintenanceClient::new(channel);
         match tokio::time::timeout(ANSWER, client.status(StatusRequest {})).await {
-            Ok(Ok(status)) if status.get_ref().leader == 0 => Condition::Leaderless,
-            Ok(Ok(_)) => Condition::Serving,
+            Ok(Ok(status)) => {
+                self.report_term(status.get_ref().header);
+                match status.get_ref().leader {
+                    0 => Condition::Leaderless,
+                    _ => Condition::Serving,
+                }
+            }
             Ok(Err(_)) => Condition::Silent,
             Err(_) => {
                 self.abandon(index, number);
                 Condition::Silent
             }
+        }
+    }
+
+    fn report_term(&self, header: Option<ResponseHeader>) {
+        if let Some(header) = header {
+            self.members.term().report(header.raft_term);
         }
     }
 
@@ -141,19 +164,36 @@ impl Client {
         };
         let answer = self.call(Repeat::Freely, call).await;
         let mut answer: RangeResponse = answer.map_err(|status| translate(&status, asked))?;
+        self.report_term(answer.header);
         self.revisions.translate_range(&mut answer);
         Ok(answer)
     }
 
-    /// A transaction.
-    pub(super) async fn transact(&self, mut request: TxnRequest) -> Result<TxnResponse, Error> {
+    /// A transaction. After an error it may have been applied, or may be applied later.
+    pub(super) async fn transact(
+        &self,
+        mut request: TxnRequest,
+        effect: Effect,
+    ) -> Result<TxnResponse, Error> {
         self.revisions.translate_request(&mut request);
         let call = |channel| {
             let request = request.clone();
             Box::pin(async move { kv(channel).txn(request).await }) as BoxFuture<'_, _>
         };
-        let answer = self.call(Repeat::WhenUnsent, call).await;
-        let mut answer: TxnResponse = answer.map_err(|status| translate(&status, 0))?;
+        let mut answer: Result<TxnResponse, Status> = self.call(Repeat::WhenUnsent, call).await;
+        if let Err(status) = &answer
+            && effect == Effect::Once
+            && is_transient(status)
+            && !was_unsent(status)
+        {
+            match self.call(Repeat::WhenUnsent, call).await {
+                // The first one, or another client's write, was applied: still unknown.
+                Ok(again) if !again.succeeded => {}
+                again => answer = again,
+            }
+        }
+        let mut answer = answer.map_err(|status| translate(&status, 0))?;
+        self.report_term(answer.header);
         self.revisions.translate_transaction(&mut answer);
         Ok(answer)
     }
@@ -227,7 +267,10 @@ impl Client {
             match self.attempt(current, patience, &call).await {
                 Ok(answer) => return Ok(answer.into_inner()),
                 Err(status) if is_transient(&status) => {
-                    self.members.leave(current);
+                    // A member that knows the new leader is as good as any.
+                    if status.code() != SUPERSEDED {
+                        self.members.leave(current);
+                    }
                     if repeat == Repeat::WhenUnsent && !was_unsent(&status) {
                         return Err(status);
                     }
@@ -239,7 +282,8 @@ impl Client {
         Err(last)
     }
 
-    /// One call to one member, cancelled if the member is found unresponsive.
+    /// One call to one member, cancelled if the member is found unresponsive, or if etcd has elected
+    /// a new leader meanwhile.
     async fn attempt<T>(
         &self,
         index: usize,
@@ -249,6 +293,7 @@ impl Client {
         let Connection { number, channel } = self.connection(index);
         // All members are unresponsive, or this one would not be chosen: let it try.
         let is_hopeless = self.members.is_silent(index);
+        let term = self.members.term().newest();
         let mut answer = call(channel);
         let waiting = async {
             if let Ok(answer) = tokio::time::timeout(SLOW.min(patience), &mut answer).await {
@@ -259,6 +304,9 @@ impl Client {
                 answer = &mut answer => answer,
                 () = self.members.silence(index), if !is_hopeless => {
                     Err(Status::unavailable("the member no longer answers"))
+                }
+                () = self.members.term().superseded(term) => {
+                    Err(Status::new(SUPERSEDED, "a new leader was elected before it was answered"))
                 }
             }
         };
@@ -296,7 +344,7 @@ pub(super) async fn version(member: &Member, channel: Channel) -> Result<Version
 fn is_transient(status: &Status) -> bool {
     matches!(
         status.code(),
-        Code::Unavailable | Code::DeadlineExceeded | Code::Unknown
+        Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | SUPERSEDED
     )
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A hanging member is not left to the timeouts of calls: all members are checked periodically, and
 //! at once when a call is slow. Calls to an unresponsive member are then cancelled, and later ones
-//! go to a member that answers and knows a leader.
+//! go to a member that answers and knows a leader. While a call is slow, members are also asked for
+//! their term at short intervals: see [`Term`].
 
 use std::{
     sync::{
@@ -15,7 +16,7 @@ use std::{
 use futures::future::join_all;
 use tokio::sync::{Notify, watch};
 
-use super::{client::Client, connect::Member};
+use super::{client::Client, connect::Member, term::Term};
 
 /// The period of checks. HTTP/2 pings would show as much, but etcd rejects clients that send them
 /// more often than every five seconds.
@@ -44,12 +45,14 @@ pub(super) struct Members {
     conditions: watch::Sender<Vec<Condition>>,
     /// A call is slow: check the members.
     doubt: Notify,
+    term: Term,
 }
 
 impl Members {
     pub(super) fn new(members: Vec<Member>) -> Arc<Self> {
         let conditions = vec![Condition::Serving; members.len()];
         Arc::new(Self {
+            term: Term::new(members.len()),
             members,
             current: AtomicUsize::new(0),
             conditions: watch::Sender::new(conditions),
@@ -69,6 +72,11 @@ impl Members {
     /// The member that calls go to.
     pub(super) fn current(&self) -> usize {
         self.current.load(Ordering::Relaxed)
+    }
+
+    /// The term of the cluster.
+    pub(super) fn term(&self) -> &Term {
+        &self.term
     }
 
     /// A call failed or is slow.
@@ -100,6 +108,20 @@ impl Members {
         if !self.are_several() {
             return std::future::pending().await;
         }
+        let terms = (0..self.members.len()).map(|index| self.follow_term(client, index));
+        tokio::join!(self.check_regularly(client), join_all(terms));
+    }
+
+    /// Asks one member for its term while calls are slow. One that hangs does not delay the others.
+    async fn follow_term(&self, client: &Client, index: usize) {
+        loop {
+            self.term.requested(index).await;
+            client.condition(index).await;
+            tokio::time::sleep(REST).await;
+        }
+    }
+
+    async fn check_regularly(&self, client: &Client) {
         loop {
             let doubted = tokio::time::timeout(REGULARLY, self.doubt.notified());
             let _ = doubted.await;

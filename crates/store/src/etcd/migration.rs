@@ -10,7 +10,7 @@ use stdx::Clock;
 
 use super::{
     Config,
-    client::Client,
+    client::{Client, Effect},
     connect,
     members::Members,
     mirror::{non_empty, saved},
@@ -199,7 +199,7 @@ async fn transact(
         success,
         failure: Vec::new(),
     };
-    let answer = client.transact(request).await?;
+    let answer = client.transact(request, Effect::Repeatable).await?;
     let revision = answer.header.map_or(0, |header| header.revision);
     Ok(answer.succeeded.then_some(revision))
 }
@@ -217,7 +217,8 @@ async fn connect(config: &Config) -> Result<Client, Error> {
 
 /// Copies the embedded store in a directory, which no other process uses, into an etcd without our
 /// objects. `cluster` owns the objects. Nothing is served from that etcd before everything is
-/// copied; an interrupted migration is started over, and a complete one is not repeated.
+/// copied. An interrupted migration is started over. A complete one is not repeated, unless the
+/// store was written to since; then it is refused if that etcd was served from, too.
 pub async fn embedded_to_etcd(
     directory: &Path,
     config: &Config,
@@ -225,19 +226,19 @@ pub async fn embedded_to_etcd(
 ) -> Result<Moved, Error> {
     let client = connect(config).await?;
     let (record, at) = read_record(&client).await?;
-    if let Some(record) = &record
-        && record.cluster == cluster
-        && record.stage == Stage::Complete
-    {
-        return Ok(record.moved);
-    }
-    let is_ours = |record: &Record| record.cluster == cluster && record.stage == Stage::Copying;
-    if !record.as_ref().is_some_and(is_ours) {
-        refuse_content(&client, config).await?;
-    }
     let store = Embedded::open(directory, Plain)?;
     let (revision, objects) = store.content();
     store.close();
+    match record.filter(|record| record.cluster == cluster) {
+        Some(record) if record.stage == Stage::Complete => {
+            if record.moved.revision == revision {
+                return Ok(record.moved);
+            }
+            refuse_served(&client, record.moved.revision, revision).await?;
+        }
+        Some(record) if record.stage == Stage::Copying => {}
+        _ => refuse_content(&client, config).await?,
+    }
     let mut copied = Record {
         stage: Stage::Copying,
         cluster: cluster.to_owned(),
@@ -282,6 +283,27 @@ async fn refuse_content(client: &Client, config: &Config) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Rejects an etcd that a server has started on since the migration: only servers write other
+/// records.
+async fn refuse_served(client: &Client, moved: Revision, revision: Revision) -> Result<(), Error> {
+    let prefix = records::key("");
+    let request = RangeRequest {
+        range_end: prefix_end(&prefix).unwrap_or_else(|| Key::from_static(&[0])),
+        key: prefix,
+        keys_only: true,
+        ..RangeRequest::default()
+    };
+    let is_ours = |key: &Key| *key == records::key(RECORD) || key.starts_with(&records::key(TABLE));
+    let kvs = client.range(request).await?.kvs;
+    match kvs.iter().all(|kv| is_ours(&kv.key)) {
+        true => Ok(()),
+        false => Err(Error::Invalid(format!(
+            "the cluster was moved to this etcd at revision {moved} and served from it, but the embedded store \
+             was written to since, up to revision {revision}"
+        ))),
+    }
 }
 
 /// Writes the record, and removes what an interrupted migration left. Returns etcd's revision of
@@ -361,7 +383,7 @@ pub(super) type Look<'a> = dyn Fn(&Key, &[u8]) -> Result<(), String> + 'a;
 
 /// Copies the objects in etcd into a new embedded store in `directory`, and records that they were
 /// moved away. `look` sees every object and may reject the migration. An interruption after that
-/// record counts as complete.
+/// record counts as complete; a copy from before it is replaced.
 pub async fn etcd_to_embedded(
     config: &Config,
     directory: &Path,
@@ -388,6 +410,10 @@ pub async fn etcd_to_embedded(
         objects: objects.len() as u64,
         revision,
     };
+    if embedded::holds_store(directory)? {
+        std::fs::remove_dir_all(directory)
+            .map_err(|error| Error::Unavailable(format!("{}: {error}", directory.display())))?;
+    }
     embedded::create(directory, revision, objects)?;
     let left = Record {
         stage: Stage::Left,
@@ -412,6 +438,24 @@ pub async fn etcd_to_embedded(
                 .into(),
         )),
     }
+}
+
+/// The migration of which an embedded store is the unchanged result, if the objects of this etcd
+/// were moved to it.
+pub async fn moved_to(
+    config: &Config,
+    directory: &Path,
+    cluster: &str,
+) -> Result<Option<Moved>, Error> {
+    let (record, _) = read_record(&connect(config).await?).await?;
+    let is_left = |record: &Record| record.cluster == cluster && record.stage == Stage::Left;
+    let Some(record) = record.filter(is_left) else {
+        return Ok(None);
+    };
+    let store = Embedded::open(directory, Plain)?;
+    let (revision, _) = store.content();
+    store.close();
+    Ok((revision == record.moved.revision).then_some(record.moved))
 }
 
 /// Everything under the root at one revision, in key order.

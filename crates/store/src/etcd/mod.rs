@@ -11,6 +11,7 @@ mod mirror;
 pub mod proto;
 mod records;
 mod revisions;
+mod term;
 mod transaction;
 mod version;
 
@@ -22,7 +23,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 pub use config::Config;
 pub use connect::Tls;
-pub use migration::{Moved, embedded_to_etcd, etcd_to_embedded};
+pub use migration::{Moved, embedded_to_etcd, etcd_to_embedded, moved_to};
 pub use records::Records;
 pub use version::Version;
 
@@ -366,7 +367,8 @@ impl<C: Codec> Store<C> for Etcd<C> {
         ops.iter().try_for_each(|op| self.check_root(&op.key))?;
         let leases = self.leases(&ops).await?;
         let request = transaction::request(&*self.codec, &ops, &leases);
-        let answer = self.client.transact(request).await?;
+        let effect = transaction::effect(&ops);
+        let answer = self.client.transact(request, effect).await?;
         if !answer.succeeded {
             return Err(transaction::conflict(&ops, answer.responses));
         }

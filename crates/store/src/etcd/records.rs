@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Config, Etcd,
-    client::Client,
+    client::{Client, Effect},
     config::Patience,
     connect,
     members::Members,
@@ -110,7 +110,11 @@ impl Records<'_> {
             }],
             failure: Vec::new(),
         };
-        Ok(self.0.transact(request).await?.succeeded)
+        Ok(self
+            .0
+            .transact(request, Effect::Repeatable)
+            .await?
+            .succeeded)
     }
 }
 

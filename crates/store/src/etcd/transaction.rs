@@ -1,5 +1,6 @@
 //! Translates a commit to an etcd transaction, and its response to a result. Pure.
 
+use super::client::Effect;
 use super::proto::{
     etcdserverpb::{
         Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, ResponseOp, TxnRequest,
@@ -44,6 +45,19 @@ pub(super) fn request<C: Codec>(codec: &C, ops: &[Op<C::Draft>], leases: &[i64])
         compare,
         success,
         failure,
+    }
+}
+
+/// Whether a commit can be applied twice. A key that is changed at a given revision never has that
+/// revision again. A key that must be absent can be absent again.
+pub(super) fn effect<D>(ops: &[Op<D>]) -> Effect {
+    let is_guard = |op: &Op<D>| {
+        let is_change = !matches!(op.action, Action::Check);
+        is_change && matches!(op.precondition, Precondition::Revision(_))
+    };
+    match ops.iter().any(is_guard) {
+        true => Effect::Once,
+        false => Effect::Repeatable,
     }
 }
 

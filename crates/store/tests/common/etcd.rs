@@ -7,6 +7,9 @@ use std::{
     time::Instant,
 };
 
+use store::etcd::proto::etcdserverpb::{StatusRequest, maintenance_client::MaintenanceClient};
+use tonic::transport::Endpoint;
+
 use super::PATIENCE;
 
 pub(crate) struct Cluster {
@@ -157,6 +160,26 @@ impl Cluster {
         }
     }
 
+    /// The member that leads.
+    pub(crate) async fn leader(&self) -> usize {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            for (number, endpoint) in self.endpoints().into_iter().enumerate() {
+                let endpoint = endpoint.replace("localhost", "127.0.0.1");
+                let channel = Endpoint::from_shared(endpoint).unwrap().connect_lazy();
+                let mut client = MaintenanceClient::new(channel);
+                let Ok(status) = client.status(StatusRequest {}).await else {
+                    continue;
+                };
+                let status = status.into_inner();
+                if status.leader != 0 && status.leader == status.header.unwrap().member_id {
+                    return number;
+                }
+            }
+            assert!(Instant::now() < deadline, "no member leads");
+        }
+    }
+
     /// Waits until a member answers as part of the quorum.
     pub(crate) async fn wait_for(&self, number: usize) {
         let endpoints = vec![self.endpoints()[number].clone()];
@@ -190,10 +213,21 @@ impl Cluster {
         &self,
         config: store::etcd::Config,
     ) -> std::sync::Arc<store::etcd::Etcd<store::Plain>> {
+        self.connect_via(0, config).await
+    }
+
+    /// Connects as soon as the cluster answers; calls go to this member first.
+    pub(crate) async fn connect_via(
+        &self,
+        first: usize,
+        config: store::etcd::Config,
+    ) -> std::sync::Arc<store::etcd::Etcd<store::Plain>> {
+        let mut endpoints = self.endpoints();
+        endpoints.rotate_left(first);
         let deadline = Instant::now() + PATIENCE;
         loop {
             let config = store::etcd::Config {
-                endpoints: self.endpoints(),
+                endpoints: endpoints.clone(),
                 patience: std::time::Duration::ZERO,
                 ..config.clone()
             };
