@@ -405,7 +405,7 @@ pub(crate) struct Migrate {
     #[arg(long, value_name = "FILE")]
     pub etcd_keyfile: Option<PathBuf>,
     /// The server's data directory [default: /var/lib/mainstay]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
     pub data_dir: Option<PathBuf>,
 }
 
@@ -459,4 +459,26 @@ pub(crate) struct ImageStore {
     /// The cluster's data directory [default: /var/lib/mainstay]
     #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
     pub data_dir: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn every_data_directory_can_be_set_by_the_environment() {
+        fn check(command: &clap::Command) {
+            let directories = command
+                .get_arguments()
+                .filter(|argument| argument.get_long() == Some("data-dir"));
+            for argument in directories {
+                let name = argument.get_env().and_then(|name| name.to_str());
+                assert_eq!(name, Some("MAINSTAY_DATA_DIR"), "{}", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
 }

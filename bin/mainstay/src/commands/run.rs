@@ -42,8 +42,11 @@ pub(super) fn start(options: Options, what: Run, detach: bool) -> Result<()> {
 /// Runs until a stop signal.
 fn run(options: Options, run: Run) -> Result<()> {
     let begun = Instant::now();
-    let options = options.with_file()?;
+    let mut options = options.with_file()?;
     options.check(run.role())?;
+    if matches!(run, Run::Agent(_)) && options.node_name.is_none() {
+        options.node_name = cluster::agent::joined_name(&cluster::settings::data_dir(&options)?)?;
+    }
     logging::start(
         &options,
         std::io::stdout().is_terminal() && std::io::stderr().is_terminal(),

@@ -2,14 +2,26 @@
 //! signed with every bootstrap token. It is fetched from an untrusted server, and trusted if the
 //! token's signature is valid and, if a hash is given, the CA matches it. kubeadm does the same.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use client::{Api, Kubeconfig};
+use client::{
+    Kubeconfig,
+    kube::{self, client::Body, core::Status},
+};
+use http::Request;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::{Token, join::check_pins};
 use crate::Error;
+
+/// The path of the ConfigMap.
+const PATH: &str = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
+/// How long a server may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The maximum size of the answer of a server that is not trusted yet.
+const MAX_SIZE: usize = 1 << 20;
 
 /// The cluster's CA, as PEM.
 pub(super) async fn authority(
@@ -19,9 +31,39 @@ pub(super) async fn authority(
 ) -> Result<String, Error> {
     let tls = (*pki::unverified_client_config()?).clone();
     let client = client::https(server, tls, client::Options::default())?;
-    let maps: Api<ConfigMap> = Api::namespaced(client, "kube-public");
-    let map = maps.get("cluster-info").await?;
+    let read = tokio::time::timeout(PATIENCE, read(&client)).await;
+    let map = read.unwrap_or_else(|_| Err(failed(format!("no answer within {PATIENCE:?}"))))?;
     verify(&map.data.unwrap_or_default(), token, pins)
+}
+
+/// An error after which the server is asked again.
+fn failed(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::Api(kube::Error::Service(why.into()))
+}
+
+/// Reads cluster-info, and no more than that.
+async fn read(client: &kube::Client) -> Result<ConfigMap, Error> {
+    let request = Request::get(PATH).body(Body::empty());
+    let answer = client.send(request.map_err(failed)?).await?;
+    let code = answer.status();
+    let body = Limited::new(answer.into_body(), MAX_SIZE).collect().await;
+    let body = body.map_err(|error| match error.is::<LengthLimitError>() {
+        true => Error::Join(format!(
+            "the server's answer is larger than {MAX_SIZE} bytes"
+        )),
+        false => failed(error),
+    })?;
+    let body = body.to_bytes();
+    if code.is_success() {
+        let map = serde_json::from_slice(&body);
+        return map.map_err(|error| Error::Join(format!("cluster-info: {error}")));
+    }
+    let status = serde_json::from_slice(&body).unwrap_or_else(|_| Status {
+        message: format!("the server answered with {code}"),
+        ..Status::default()
+    });
+    let code = code.as_u16();
+    Err(kube::Error::Api(Box::new(Status { code, ..status })).into())
 }
 
 /// Verifies the data of cluster-info.
@@ -65,6 +107,10 @@ fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use tokio::io::AsyncWriteExt;
+
     use super::*;
 
     fn info(pki: &pki::Pki, token: &Token) -> BTreeMap<String, String> {
@@ -74,6 +120,32 @@ mod tests {
             ("kubeconfig".to_owned(), text),
             (format!("jws-kubeconfig-{}", token.id), signature),
         ])
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_not_trusted_yet_cannot_send_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let pki = pki::Pki::ensure(dir.path(), &pki::Names::default()).unwrap();
+        let mut tls = (*pki.apiserver_config().unwrap()).clone();
+        // HTTP/1.
+        tls.alpn_protocols.clear();
+        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = format!("https://{}", listener.local_addr().unwrap());
+        let serving = tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut stream = acceptor.accept(stream).await.unwrap();
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{\"a\":\"";
+            let mut sent = stream.write_all(head.as_bytes()).await;
+            while sent.is_ok() {
+                sent = stream.write_all(&[b'x'; 4096]).await;
+            }
+        });
+        let token = Token::parse("abcdef.0123456789abcdef").unwrap();
+        let refused = authority(&server, &token, &[]).await.unwrap_err();
+        assert!(refused.to_string().contains("larger than"), "{refused}");
+        // The connection was closed.
+        serving.await.unwrap();
     }
 
     #[test]

@@ -18,6 +18,9 @@ const CLUSTER_DOMAIN: &str = "clusterDomain";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Facts {
+    /// The name of this node; empty if it was saved by an earlier version.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub node_name: String,
     /// `https://HOST:PORT`.
     pub server: String,
     /// All servers, as last seen.
@@ -52,6 +55,7 @@ impl Facts {
             text(key)?.parse::<Ranges>().map_err(wrong)
         };
         Ok(Self {
+            node_name: String::new(),
             server: server.to_owned(),
             servers: Vec::new(),
             cluster_cidr: range(CLUSTER_CIDR)?,

@@ -9,7 +9,10 @@ mod facts;
 mod join;
 mod token;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use client::kube;
 use http::{HeaderMap, HeaderValue, header::USER_AGENT};
@@ -20,6 +23,9 @@ use crate::{Error, Settings};
 pub use certificates::Certificates;
 pub use facts::{CONFIG_MAP, Facts};
 pub use token::Token;
+
+/// The agent's directory in the data directory.
+const DIRECTORY: &str = "agent";
 
 /// The options for joining.
 #[derive(Debug, Clone, Default)]
@@ -88,9 +94,28 @@ pub fn follow_servers(
     })
 }
 
+/// The name under which the agent of a data directory joined, for a start without `--node-name`.
+pub fn joined_name(data_dir: &Path) -> Result<Option<String>, Error> {
+    let known = Facts::load(&data_dir.join(DIRECTORY))?;
+    let name = known.map(|(facts, _)| facts.node_name);
+    Ok(name.filter(|name| !name.is_empty()))
+}
+
+/// Rejects another name than the one in the certificates of this machine.
+fn check_name(facts: &Facts, settings: &Settings) -> Result<(), Error> {
+    let (joined, name) = (&facts.node_name, &settings.node_name);
+    if joined.is_empty() || joined == name {
+        return Ok(());
+    }
+    Err(Error::Join(format!(
+        "this machine has joined as node {joined:?}, and --node-name is {name:?}: use that name, or run \
+         `mainstay reset` first and join again"
+    )))
+}
+
 /// The agent's directory.
 fn directory(settings: &Settings) -> PathBuf {
-    settings.data_dir.join("agent")
+    settings.data_dir.join(DIRECTORY)
 }
 
 /// Joins, or loads the state of an earlier start.
@@ -103,6 +128,7 @@ pub async fn membership(settings: &Settings, join: &Join) -> Result<Membership, 
     let has_joined = known.is_some() && kubelet.is_valid(jiff::Timestamp::now());
     let (facts, ca) = match known {
         Some((mut facts, ca)) if has_joined => {
+            check_name(&facts, settings)?;
             join::check_pins(&ca, &join.ca_hashes)?;
             if let Some(server) = &join.server {
                 facts.server.clone_from(server);
@@ -125,6 +151,41 @@ pub async fn membership(settings: &Settings, join: &Join) -> Result<Membership, 
         }
         tracing::warn!(%error, "no server reachable, continuing with the cached cluster settings");
     }
+    membership.facts.node_name.clone_from(&settings.node_name);
     membership.facts.save(&dir, &membership.ca)?;
     Ok(membership)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Options;
+
+    #[test]
+    fn an_agent_keeps_the_name_under_which_it_joined() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(joined_name(dir.path()).unwrap(), None);
+        let settings = |name: &str| {
+            Settings::resolve(Options {
+                node_name: Some(name.into()),
+                node_ip: "192.0.2.1".parse().ok(),
+                ..Options::default()
+            })
+            .unwrap()
+        };
+        let published = Facts::publish(&settings("two"));
+        let mut facts = Facts::parse("https://192.0.2.1:6443", &published).unwrap();
+        let agent = dir.path().join(DIRECTORY);
+        std::fs::create_dir(&agent).unwrap();
+        // As saved by an earlier version.
+        facts.save(&agent, "pem").unwrap();
+        assert_eq!(joined_name(dir.path()).unwrap(), None);
+        check_name(&facts, &settings("vm")).unwrap();
+        facts.node_name = "two".into();
+        facts.save(&agent, "pem").unwrap();
+        assert_eq!(joined_name(dir.path()).unwrap().as_deref(), Some("two"));
+        check_name(&facts, &settings("two")).unwrap();
+        let refused = check_name(&facts, &settings("vm")).unwrap_err().to_string();
+        assert!(refused.contains("joined as node \"two\""), "{refused}");
+    }
 }
