@@ -41,9 +41,22 @@ pub struct Progress {
     stop: AtomicBool,
     moment: AtomicU64,
     acknowledged: AtomicUsize,
+    /// The longest time without an acknowledged write since it was last taken.
+    longest: Mutex<Duration>,
 }
 
 impl Progress {
+    /// The longest time without an acknowledged write since the last call.
+    pub fn take_longest_pause(&self) -> Duration {
+        std::mem::take(&mut *self.longest.lock().expect("a duration"))
+    }
+
+    fn acknowledge(&self, pause: Duration) {
+        let mut longest = self.longest.lock().expect("a duration");
+        *longest = pause.max(*longest);
+        self.acknowledged.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// The number of the writer's acknowledged writes.
     pub fn acknowledged(&self) -> usize {
         self.acknowledged.load(Ordering::SeqCst)
@@ -317,9 +330,9 @@ pub fn write_load(kubeconfig: &str, deployment: &str, progress: &Progress) -> Wr
             {
                 Ok(_) | Err(Failure::Refused(409)) => {
                     longest = longest.max(last.elapsed());
+                    progress.acknowledge(last.elapsed());
                     last = Instant::now();
                     names.push(name);
-                    progress.acknowledged.fetch_add(1, Ordering::SeqCst);
                 }
                 Err(_) => {}
             }

@@ -218,6 +218,7 @@ fn fail_once(
     thread::sleep(lasts.saturating_sub(begun.elapsed()));
     fault.end(site, victim);
     wait_for_all(site, kubeconfig);
+    println!("  the longest pause {:?}", progress.take_longest_pause());
 }
 
 /// Waits until every server and every member answers: two faults at once would be too many.

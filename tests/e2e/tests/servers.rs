@@ -3,7 +3,7 @@
 
 use std::{
     path::Path,
-    process::Command,
+    process::{Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -224,4 +224,44 @@ fn a_leader_that_was_paused_stands_down_and_the_next_one_keeps_its_term() {
     for lease in ["kube-controller-manager", "kube-controller-manager-term"] {
         assert_eq!(holder(&next, lease), second, "{lease}");
     }
+}
+
+/// Starts a server and kills it with SIGKILL after a while.
+fn start_and_kill(server: &Server, flags: &[String], after: Duration) {
+    let program = std::env::var("MAINSTAY_BIN").expect("MAINSTAY_BIN is set");
+    let mut command = server.machine().command(&program);
+    command.args(["server", "--node-ip", server.machine().address()]);
+    command.args(flags).arg("--data-dir").arg(server.data_dir());
+    let quiet = command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut started = quiet.spawn().expect("the binary starts");
+    thread::sleep(after);
+    started.kill().expect("it can be killed");
+    started.wait().expect("it ends");
+}
+
+#[test]
+fn servers_that_are_killed_while_they_found_or_join_a_cluster_do_so_at_the_next_start() {
+    let lan = Lan::new();
+    let machine = |number| Machine::on(&lan, &lan.address(0, number));
+    let machines = [machine(2), machine(3)];
+    let mut etcd = Etcd::on(&[&machines[0]]);
+    etcd.start(0, &machines[0]);
+    let flags = etcd.flags();
+    let [mut first, mut second] = machines.map(|machine| Server::stopped(machine, "s", &flags));
+    let moments = (1..12).map(|number| Duration::from_millis(30 * number));
+    for moment in moments.clone() {
+        start_and_kill(&first, &flags, moment);
+    }
+    first.start();
+    let token = first.mainstay(&["token", "server"]).success();
+    second.set_flag("--server-token", token.trim());
+    let join = [&flags[..], &["--server-token".into(), token.trim().into()]].concat();
+    for moment in moments {
+        start_and_kill(&second, &join, moment);
+    }
+    second.start();
+    // Both serve the same cluster: the administrator of one is that of the other.
+    let create = ["create", "configmap", "shared"];
+    second.kubectl(&create).success();
+    first.kubectl(&["get", "configmap", "shared"]).success();
 }
