@@ -10,6 +10,7 @@ use k8s_openapi::{
 };
 use lifecycle::Context;
 use parking_lot::Mutex;
+use stdx::Blocking;
 use tokio::sync::watch;
 use volume::{LinuxMounter, NodeFacts, storage};
 
@@ -56,6 +57,8 @@ pub struct Core {
     pub registry: Registry,
     pub machine: Machine,
     pub mounter: LinuxMounter,
+    /// For work on volumes, which mounts, writes and removes files.
+    pub blocking: Blocking,
     pub auth: Auth,
     pub stats: stats::Provider,
     pub metrics: Metrics,

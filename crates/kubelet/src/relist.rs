@@ -143,7 +143,7 @@ async fn remove_stale_dirs(core: &Core, states: &States) {
         if !is_known(&uid) {
             let down = volumes::tear_down(core, &uid).await;
             let removed = match down {
-                Ok(()) => volumes::remove_dir(core.pod_dir(&uid)).await,
+                Ok(()) => volumes::remove_dir(core, core.pod_dir(&uid)).await,
                 failed => failed,
             };
             let remove = || cgroups::remove_pod(&core.config.cgroup_root, &uid);
@@ -158,7 +158,7 @@ async fn remove_stale_dirs(core: &Core, states: &States) {
         let is_ours =
             !core.config.shares_pod_logs_dir || links::is_marked(&dir, &core.config.root_dir);
         if name.split('_').count() == 3 && !is_known(uid) && is_ours {
-            let removed = volumes::remove_dir(dir).await;
+            let removed = volumes::remove_dir(core, dir).await;
             report(uid, removed);
         }
     }

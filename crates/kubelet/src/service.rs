@@ -10,7 +10,7 @@ use k8s_openapi::api::{
 };
 use lifecycle::{Context, Outcome, Run, Service};
 use reconcile::{Kind, Recorder};
-use stdx::Backoff;
+use stdx::{Backoff, Blocking};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -43,6 +43,8 @@ use crate::{
 
 /// The directory of plugins' sockets, below the kubelet's root directory.
 const PLUGIN_REGISTRY: &str = "plugins_registry";
+/// The number of volumes that are set up or removed at a time.
+const BLOCKING: usize = 16;
 
 /// The kubelet service.
 pub struct Kubelet {
@@ -248,6 +250,7 @@ fn core(config: &Arc<Config>, context: &Context, drivers: &Drivers) -> Core {
         registry,
         machine: Machine::read(&config.root_dir),
         mounter: LinuxMounter,
+        blocking: Blocking::new(BLOCKING),
         auth: Auth::new(config),
         stats: stats::Provider::default(),
         metrics,

@@ -47,7 +47,7 @@ async fn sweep(core: &Core) -> Result<()> {
     let is_known = |uid: &String| known.contains(uid);
     for (uid, dir) in logs.into_iter().filter(|(uid, _)| !is_known(uid)) {
         info!(uid, dir = %dir.display(), "removing logs of removed pod");
-        if let Err(error) = volumes::remove_dir(dir.clone()).await {
+        if let Err(error) = volumes::remove_dir(core, dir.clone()).await {
             warn!(dir = %dir.display(), %error, "cannot remove");
         }
     }
@@ -68,7 +68,7 @@ async fn sweep(core: &Core) -> Result<()> {
 
 async fn remove_volumes(core: &Core, uid: &str) -> Result<()> {
     volumes::tear_down(core, uid).await?;
-    volumes::remove_dir(core.pod_dir(uid)).await
+    volumes::remove_dir(core, core.pod_dir(uid)).await
 }
 
 /// The uids of pods with a directory.

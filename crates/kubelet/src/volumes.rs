@@ -186,7 +186,7 @@ async fn set_up_own(
     let (pod, owned, node) = (pod.clone(), volume.clone(), core.node_facts());
     let mounter = core.mounter;
     let (begun, name) = (Instant::now(), plugin.name());
-    let path = tokio::task::spawn_blocking(move || {
+    let set_up = move || {
         plugin.set_up(&Request {
             pod: &pod,
             volume: &owned,
@@ -195,9 +195,9 @@ async fn set_up_own(
             node: &node,
             mounter: &mounter,
         })
-    })
-    .await
-    .map_err(|error| failed(&error))?;
+    };
+    let path = core.blocking.run(set_up).await;
+    let path = path.map_err(|error| failed(&error))?;
     core.metrics.volume_mounted(name, begun, path.is_ok());
     let path = path.map_err(|error| failed(&error))?;
     mounted.paths.insert(volume.name.clone(), path);
@@ -218,19 +218,22 @@ pub(crate) fn show_pod(pod: &Pod) -> bool {
 pub(crate) async fn tear_down(core: &Core, uid: &str) -> Result<()> {
     let (dir, mounter) = (core.pod_dir(uid), core.mounter);
     let own = dir.clone();
-    blocking(move || subpath::clean_up(&own, &mounter)).await?;
+    blocking(core, move || subpath::clean_up(&own, &mounter)).await?;
     let down = core.volumes.tear_down(uid).await;
     down.map_err(|failure| Error::Other(failure.to_string()))?;
-    blocking(move || volume::tear_down_all(&dir, &mounter)).await
+    blocking(core, move || volume::tear_down_all(&dir, &mounter)).await
 }
 
 /// Removes a directory tree, without crossing into mounts.
-pub(crate) async fn remove_dir(dir: PathBuf) -> Result<()> {
-    blocking(move || volume::remove_tree(&dir)).await
+pub(crate) async fn remove_dir(core: &Core, dir: PathBuf) -> Result<()> {
+    blocking(core, move || volume::remove_tree(&dir)).await
 }
 
-async fn blocking(work: impl FnOnce() -> volume::Result<()> + Send + 'static) -> Result<()> {
-    let done = tokio::task::spawn_blocking(work).await;
+async fn blocking(
+    core: &Core,
+    work: impl FnOnce() -> volume::Result<()> + Send + 'static,
+) -> Result<()> {
+    let done = core.blocking.run(work).await;
     done.map_err(|error| Error::Other(error.to_string()))?
         .map_err(Error::from)
 }

@@ -1,10 +1,11 @@
-//! Small extensions of the standard library: a clock that tests can control, backoff with jitter, a
-//! resolver for a static binary, disk usage, metrics as text, and this program's version. Nothing
-//! here knows Kubernetes' objects.
+//! Small extensions of the standard library: a clock that tests can control, backoff with jitter,
+//! bounded blocking work, a resolver for a static binary, disk usage, metrics as text, and this
+//! program's version. Nothing here knows Kubernetes' objects.
 
 #![forbid(unsafe_code)]
 
 pub mod backoff;
+pub mod blocking;
 pub mod clock;
 pub mod disk_usage;
 pub mod exposition;
@@ -12,6 +13,7 @@ pub mod resolve;
 pub mod version;
 
 pub use backoff::Backoff;
+pub use blocking::Blocking;
 pub use clock::{Clock, FakeClock, SystemClock};
 pub use disk_usage::DiskUsage;
 pub use version::Version;

@@ -168,8 +168,8 @@ pub(super) async fn remove_everything(core: &Core, pod: &Pod) -> Result<()> {
     }
     volumes::tear_down(core, uid).await?;
     let logs = &core.config.pod_logs_dir.to_string_lossy();
-    volumes::remove_dir(core.pod_dir(uid)).await?;
-    volumes::remove_dir(make::sandbox::log_directory(logs, pod).into()).await?;
+    volumes::remove_dir(core, core.pod_dir(uid)).await?;
+    volumes::remove_dir(core, make::sandbox::log_directory(logs, pod).into()).await?;
     let remove = || cgroups::remove_pod(&core.config.cgroup_root, uid);
     core.metrics.cgroup_managed("destroy", remove);
     Ok(())

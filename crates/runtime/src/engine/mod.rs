@@ -10,6 +10,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 use cri::v1::ContainerEventResponse;
 use lifecycle::Context;
 use parking_lot::{Mutex, RwLock};
+use stdx::Blocking;
 use tokio::sync::{broadcast, oneshot};
 
 use crate::{
@@ -27,6 +28,9 @@ use crate::{
 /// How many events a slow listener may lag behind.
 const EVENT_BACKLOG: usize = 1024;
 
+/// The number of calls that do blocking work at a time.
+const BLOCKING: usize = 16;
+
 /// The state of a running runtime.
 pub(crate) struct Engine {
     /// The configuration.
@@ -37,6 +41,7 @@ pub(crate) struct Engine {
     /// How root file systems of containers are made.
     pub(crate) snapshots: Snapshots,
     context: Context,
+    blocking: Blocking,
     pub(crate) streams: Streams,
     /// By id; the lock guards only the map.
     pub(crate) sandboxes: RwLock<BTreeMap<String, Arc<Sandbox>>>,
@@ -73,6 +78,7 @@ impl Engine {
             images,
             snapshots,
             context,
+            blocking: Blocking::new(BLOCKING),
             streams: Streams::default(),
             sandboxes: RwLock::default(),
             containers: RwLock::default(),
@@ -125,14 +131,13 @@ impl Engine {
         self.context.spawn(name, task);
     }
 
-    /// Runs blocking work on a blocking thread.
+    /// Runs blocking work on a blocking thread, a few at a time.
     pub(crate) async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
-        tokio::task::spawn_blocking(work)
-            .await
-            .map_err(|_| Error::Shim("a task panicked".into()))
+        let done = self.blocking.run(work).await;
+        done.map_err(|_| Error::Shim("a task panicked".into()))
     }
 
     /// Runs work to its end even if the caller disconnects.
@@ -191,10 +196,10 @@ impl Engine {
     /// Removes the cgroup of an ended container, so that its pod's can be removed.
     fn sweep(&self, container: &Container) {
         let cgroup = crate::cgroup::Cgroup::new(&container.facts.cgroup);
+        let blocking = self.blocking.clone();
         self.context.spawn_draining("sweep", async move {
-            let removed =
-                tokio::task::spawn_blocking(move || cgroup.remove_within(Duration::from_secs(1)));
-            let _ = removed.await;
+            let remove = move || cgroup.remove_within(Duration::from_secs(1));
+            let _ = blocking.run(remove).await;
         });
     }
 
