@@ -52,6 +52,7 @@ fn run(options: Options, run: Run) -> Result<()> {
         std::io::stdout().is_terminal() && std::io::stderr().is_terminal(),
     )?;
     let settings = Settings::resolve(options)?;
+    allocator::purge_in_background();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;

@@ -246,9 +246,8 @@ fn decode<K: Object>(
         true => (b"{\"metadata\":", b"}"),
     };
     let text = [head, before, after, tail].concat();
-    // The store holds JSON, which is UTF-8, and the cuts are at ASCII characters. Decoded forms are short-lived; they
-    // are allocated apart from the long-lived objects and indexes.
-    allocator::apart(|| K::from_json(&String::from_utf8_lossy(&text)))
+    // The store holds JSON, which is UTF-8, and the cuts are at ASCII characters.
+    K::from_json(&String::from_utf8_lossy(&text))
 }
 
 /// The place of `,"managedFields":[…]` in canonical metadata. Quotes inside strings are escaped and no
