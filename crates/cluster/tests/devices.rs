@@ -592,9 +592,8 @@ async fn an_extended_resource_is_backed_by_devices() {
     world.no_claims().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_is_bound_when_its_device_is_ready() {
-    let world = World::start().await;
+/// A device that a driver attaches to the node of the pod.
+async fn fabric(world: &World) {
     world.class().await;
     world.node("n1").await;
     let device = json!({"name": "fabric-0", "bindsToNode": true,
@@ -602,28 +601,63 @@ async fn a_pod_is_bound_when_its_device_is_ready() {
         "bindingFailureConditions": ["example.com/failed"]});
     world.devices("n1", json!([device])).await;
     world.pod("p").await;
+}
+
+/// The claim of the only pod, when it is reserved and its devices have no status.
+async fn reserved(world: &World) -> ResourceClaim {
     let claims = world.claims();
-    world
-        .until("the claim is reserved", || async {
-            let all = claims.list(&ListParams::default()).await.unwrap().items;
-            let status = all.into_iter().next().and_then(|claim| claim.status);
-            status.is_some_and(|status| status.reserved_for.is_some())
+    let find = || async {
+        let all = claims.list(&ListParams::default()).await.unwrap().items;
+        all.into_iter().find(|claim| {
+            let status = claim.status.as_ref();
+            status.is_some_and(|status| status.reserved_for.is_some() && status.devices.is_none())
         })
+    };
+    world
+        .until("the claim is reserved", || async { find().await.is_some() })
         .await;
-    let pod = world.pods().get("p").await.unwrap();
-    assert_eq!(
-        pod.spec.as_ref().unwrap().node_name,
-        None,
-        "the device is not ready"
-    );
-    let claim = world.claim_of(&pod).await;
-    let condition = json!({"type": "example.com/attached", "status": "True", "reason": "Attached",
+    find().await.unwrap()
+}
+
+/// What a driver writes when a device is ready or has failed.
+async fn set_condition(world: &World, claim: &ResourceClaim, kind: &str) {
+    let condition = json!({"type": kind, "status": "True", "reason": "Because",
         "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
     let device = json!({"driver": "gpu.example.com", "pool": "n1", "device": "fabric-0",
         "conditions": [condition]});
     let patch = json!({"status": {"devices": [device]}});
     let name = claim.metadata.name.as_deref().unwrap();
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+    let claims = world.claims();
     claims.patch_status(name, &params, &patch).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_is_bound_when_its_device_is_ready() {
+    let world = World::start().await;
+    fabric(&world).await;
+    let claim = reserved(&world).await;
+    let pod = world.pods().get("p").await.unwrap();
+    assert_eq!(pod.spec.unwrap().node_name, None, "the device is not ready");
+    set_condition(&world, &claim, "example.com/attached").await;
+    world.bound("p").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_is_allocated_again_when_its_device_fails() {
+    let world = World::start().await;
+    fabric(&world).await;
+    let claim = reserved(&world).await;
+    set_condition(&world, &claim, "example.com/failed").await;
+    let name = claim.metadata.name.as_deref().unwrap();
+    let why = format!(
+        "running PreBind plugin \"DynamicResources\": device binding failed: claim={name}, \
+         reason=Because, message=\"\""
+    );
+    world.waits("p", &why).await;
+    // The scheduler deallocates the claim and tries again.
+    let again = reserved(&world).await;
+    assert_eq!(again.metadata.uid, claim.metadata.uid);
+    set_condition(&world, &again, "example.com/attached").await;
     world.bound("p").await;
 }
