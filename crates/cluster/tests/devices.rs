@@ -74,6 +74,7 @@ fn server(directory: &tempfile::TempDir) -> Arc<ApiServer> {
 struct World {
     client: kube::Client,
     stop: CancellationToken,
+    controllers: Arc<controllers::Controllers>,
     _directory: tempfile::TempDir,
 }
 
@@ -98,11 +99,13 @@ impl World {
             cluster_ca: "CA".into(),
             ..controllers::Config::default()
         };
-        tokio::spawn(Arc::new(controllers.build(connector)).run(context));
+        let controllers = Arc::new(controllers.build(connector));
+        tokio::spawn(controllers.clone().run(context));
         let admin = User::new("admin", ["system:masters"]);
         let world = Self {
             client: client::in_process(server.connect(admin)),
             stop,
+            controllers,
             _directory: directory,
         };
         let namespaces: Api<Namespace> = Api::all(world.client.clone());
@@ -286,6 +289,12 @@ impl World {
         .await;
     }
 
+    /// Waits until the controllers' metrics have a line.
+    async fn measured(&self, line: &str) {
+        self.until(line, || async { self.controllers.metrics().contains(line) })
+            .await;
+    }
+
     /// The cells of `kubectl get resourceclaims`, without the age.
     async fn printed(&self) -> Vec<Vec<String>> {
         let path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims";
@@ -386,6 +395,18 @@ async fn claims_of_templates_are_allocated_reserved_freed_and_deleted() {
     world.no_claims().await;
     world.pod("third").await;
     world.bound("third").await;
+    let created = "resourceclaim_controller_creates_total";
+    world
+        .measured(&format!(
+            "{created}{{status=\"success\",admin_access=\"false\"}} 3"
+        ))
+        .await;
+    let labels = "allocated=\"true\",admin_access=\"false\",source=\"resource_claim_template\"";
+    world
+        .measured(&format!(
+            "resourceclaim_controller_resource_claims{{{labels}}} 1"
+        ))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -531,6 +552,9 @@ async fn a_taint_evicts_the_pods_of_its_device() {
         .until("the pod is evicted", || async {
             pods.get_opt("one").await.unwrap().is_none()
         })
+        .await;
+    world
+        .measured("device_taint_eviction_controller_pod_deletions_total{} 1")
         .await;
     assert!(
         pods.get("two")

@@ -495,10 +495,11 @@ fn errors_name_the_claim_or_class_and_the_search_can_be_stopped() {
     };
     let text = selector("device.attributes['d.example.com'].none == 1");
     let why = failed(&world, &request(json!({"selectors": text})));
-    assert_eq!(
-        why,
-        "claim default/c: selector #0: CEL runtime error: no such key: none"
+    let (start, end) = (
+        "claim default/c: selector #0: CEL runtime",
+        "no such key: none",
     );
+    assert!(why.starts_with(start) && why.ends_with(end), "{why}");
     world.class("broken", json!({"selectors": selector("1 +")}));
     let why = failed(&world, &request(json!({"deviceClassName": "broken"})));
     assert!(

@@ -1,3 +1,5 @@
+//! The plugin with small clusters: what it waits for, reserves, releases and prefers.
+
 use k8s_openapi::api::core::v1::PodSpec;
 use serde_json::json;
 
@@ -231,8 +233,9 @@ fn an_error_of_a_selector_gives_up_the_attempt() {
     };
     let mut candidates = Candidates::new(vec![0, 1]);
     plugin.filter(&pod, &cluster, state.as_any(), &mut candidates);
-    let why = "running \"DynamicResources\" filter plugin: class gpu: selector #0: CEL runtime error: no such key: none";
-    assert_eq!(candidates.take_error().as_deref(), Some(why));
+    let why = candidates.take_error().unwrap();
+    let start = "running \"DynamicResources\" filter plugin: class gpu: selector #0: CEL runtime";
+    assert!(why.starts_with(start), "{why}");
 }
 
 #[test]
