@@ -39,12 +39,14 @@ impl Added {
     }
 }
 
-/// The name of the cluster's context: further clusters of a machine have their own names.
-pub(crate) fn context(data_dir: &Path) -> String {
-    if data_dir == Path::new(cluster::settings::DATA_DIR) {
-        return CONTEXT.to_owned();
+/// The names of the cluster's context, best first: further clusters of a machine have their own
+/// names, and so has one whose user has another cluster under the usual name.
+pub(crate) fn contexts(data_dir: &Path) -> Vec<String> {
+    let own = format!("{CONTEXT}-{}", cluster::settings::id(data_dir));
+    match data_dir == Path::new(cluster::settings::DATA_DIR) {
+        true => vec![CONTEXT.to_owned(), own],
+        false => vec![own],
     }
-    format!("{CONTEXT}-{}", cluster::settings::id(data_dir))
 }
 
 /// Adds the context for the calling user, and remembers the user.
@@ -92,7 +94,7 @@ fn complain(user: &User, error: &anyhow::Error) {
 /// The contexts of a cluster that is about to be removed, together with the data that names them.
 pub(crate) struct Contexts {
     admin: Option<String>,
-    name: String,
+    names: Vec<String>,
     users: Vec<User>,
 }
 
@@ -100,7 +102,7 @@ impl Contexts {
     pub(crate) fn read(data_dir: &Path) -> Self {
         Self {
             admin: admin(data_dir).ok(),
-            name: context(data_dir),
+            names: contexts(data_dir),
             users: remembered(data_dir),
         }
     }
@@ -113,7 +115,9 @@ impl Contexts {
         let mut removed = Vec::new();
         for user in self.users {
             let file = file(&user);
-            let done = as_user(&user, || kubectl::remove_context(&file, &admin, &self.name));
+            let done = as_user(&user, || {
+                kubectl::remove_context(&file, &admin, &self.names)
+            });
             match done {
                 Ok(true) => removed.push(file),
                 Ok(false) => {}
@@ -136,8 +140,8 @@ pub(crate) fn admin(data_dir: &Path) -> Result<String> {
 }
 
 fn add(data_dir: &Path, user: &User) -> Result<Added> {
-    let (text, context, file) = (admin(data_dir)?, context(data_dir), file(user));
-    let is_current = as_user(user, || kubectl::add_context(&file, &text, &context))?;
+    let (text, names, file) = (admin(data_dir)?, contexts(data_dir), file(user));
+    let (context, is_current) = as_user(user, || kubectl::add_context(&file, &text, &names))?;
     Ok(Added {
         file,
         context,

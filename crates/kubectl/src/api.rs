@@ -343,7 +343,8 @@ impl Api {
         let answer = response.as_ref().ok();
         let answer = answer.map(|response| (response.status(), response.headers()));
         logged.print_response(answer, started.elapsed());
-        let response = response.map_err(|error| unreachable(error, &self.options.server))?;
+        let response = response
+            .map_err(|error| crate::unreachable::unreachable(error, &self.options.server))?;
         for warning in response.headers().get_all(header::WARNING) {
             self.warn(warning);
         }
@@ -418,27 +419,6 @@ pub(crate) fn status(code: StatusCode, bytes: &[u8]) -> Status {
                 text => Status::failure(code.as_u16(), &reason, text),
             }
         })
-}
-
-/// The error for a server that cannot be reached.
-pub(crate) fn unreachable(error: kube::Error, server: &str) -> anyhow::Error {
-    let mut text = error.to_string();
-    let mut is_refused = false;
-    let mut source: Option<&dyn std::error::Error> = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        text = cause.to_string();
-        if let Some(io) = cause.downcast_ref::<std::io::Error>() {
-            is_refused |= io.kind() == std::io::ErrorKind::ConnectionRefused;
-        }
-        source = cause.source();
-    }
-    let host = server.split_once("://").map_or(server, |(_, rest)| rest);
-    let host = host.split('/').next().unwrap_or(host);
-    Plain(match is_refused {
-        true => format!("The connection to the server {host} was refused - did you specify the right host or port?"),
-        false => format!("Unable to connect to the server: {text}"),
-    })
-    .into()
 }
 
 fn lost(error: impl std::fmt::Display) -> anyhow::Error {

@@ -113,6 +113,22 @@ pub(crate) struct Global {
         default_value_t = 0
     )]
     pub v: u8,
+    /// How often to write buffered log lines
+    // Log lines are written at once.
+    #[allow(dead_code)]
+    #[arg(
+        long,
+        global = true,
+        hide = true,
+        value_name = "DURATION",
+        default_value = "5s"
+    )]
+    pub log_flush_frequency: String,
+    /// Log levels of single source files, as PATTERN=N,…
+    // One level is for all.
+    #[allow(dead_code)]
+    #[arg(long, global = true, hide = true, value_name = "PATTERN=N,…")]
+    pub vmodule: Option<String>,
     /// Treat warnings received from the server as errors and exit with a non-zero exit code
     #[arg(long, global = true, hide = true)]
     pub warnings_as_errors: bool,
@@ -153,6 +169,56 @@ pub(crate) struct Selection {
     /// List the objects across all namespaces
     #[arg(short = 'A', long)]
     pub all_namespaces: bool,
+}
+
+/// Objects in files, or those whose labels match.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct FilesOrSelector {
+    #[command(flatten)]
+    pub files: Files,
+    /// Selector (label query) to filter on, such as app=web,tier!=cache
+    #[arg(short = 'l', long, value_name = "QUERY")]
+    pub selector: Option<String>,
+}
+
+/// Objects in files and, by default, in the directories below.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct RecursiveFiles {
+    /// Filename, directory, or URL to files with resources; - is standard input
+    #[arg(short, long, value_name = "FILE", value_delimiter = ',')]
+    pub filename: Vec<String>,
+    /// Process the directory used in -f recursively
+    #[arg(short = 'R', long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub recursive: bool,
+}
+
+impl From<&Files> for Selection {
+    fn from(files: &Files) -> Self {
+        Self {
+            files: files.clone(),
+            ..Self::default()
+        }
+    }
+}
+
+impl From<&FilesOrSelector> for Selection {
+    fn from(given: &FilesOrSelector) -> Self {
+        Self {
+            files: given.files.clone(),
+            selector: given.selector.clone(),
+            ..Self::default()
+        }
+    }
+}
+
+impl From<&RecursiveFiles> for Files {
+    fn from(given: &RecursiveFiles) -> Self {
+        Self {
+            filename: given.filename.clone(),
+            kustomize: None,
+            recursive: given.recursive,
+        }
+    }
 }
 
 /// The flag `--dry-run`.

@@ -133,7 +133,7 @@ pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
     let see = format!("See '{path} --help' for usage.");
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            print!("{}", error.render());
+            print!("{}", with_shown_names(error.render().to_string()));
             return ExitCode::SUCCESS;
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => eprint!("{}", error.render()),
@@ -239,6 +239,11 @@ pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
         }
     }
     ExitCode::FAILURE
+}
+
+/// The flags as users write them: `--user` of bindings has another name inside.
+pub(crate) fn with_shown_names(text: String) -> String {
+    text.replace("--subject-user", "--user")
 }
 
 /// `-p, --port`: the flag with its letter.

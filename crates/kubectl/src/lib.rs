@@ -8,6 +8,7 @@ mod api;
 mod args;
 mod argv;
 mod commands;
+mod detach;
 mod discovery;
 mod download;
 mod duration;
@@ -27,6 +28,7 @@ mod session;
 mod streams;
 mod terminal;
 mod three_way;
+mod unreachable;
 
 use std::{ffi::OsString, process::ExitCode};
 

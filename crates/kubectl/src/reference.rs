@@ -27,7 +27,7 @@ pub fn page() -> String {
         .collect();
     globals.sort_by_key(|arg| arg.get_long());
     rows(&mut text, globals);
-    text
+    argv::with_shown_names(text)
 }
 
 fn commands(text: &mut String, command: &Command, path: &str) {
@@ -90,7 +90,10 @@ pub fn rows<'a>(text: &mut String, args: impl IntoIterator<Item = &'a Arg>) {
             .get_default_values()
             .iter()
             .map(|value| value.to_string_lossy().into_owned())
-            .filter(|default| takes_value && !default.is_empty())
+            .filter(|default| match takes_value {
+                true => !default.is_empty(),
+                false => default == "true",
+            })
             .collect();
         let default = match defaults.is_empty() {
             true => String::new(),

@@ -11,6 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use crate::{
     api::{self, with_query},
     args::Selection,
+    detach::{self, Detacher},
     discovery::encode,
     error::{self, Exit, ServerError},
     json::{list, str_of, text},
@@ -21,10 +22,12 @@ use crate::{
 
 /// The streams of a session.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted {
+pub(crate) struct Wanted<'a> {
     pub stdin: bool,
     pub tty: bool,
     pub quiet: bool,
+    /// Keys that leave an attached terminal, such as `ctrl-p,ctrl-q`; exec has none.
+    pub detach_keys: Option<&'a str>,
 }
 
 /// Runs exec or attach with the user's streams, and exits as the command did.
@@ -34,21 +37,31 @@ pub(crate) async fn interactive(
     container: &str,
     verb: &str,
     command: &[String],
-    wanted: Wanted,
+    wanted: Wanted<'_>,
 ) -> Result<()> {
     let tty = wanted.tty && wanted.stdin && std::io::stdin().is_terminal();
     if wanted.tty && !tty && !wanted.quiet {
         eprintln!("Unable to use a TTY - input is not a terminal or the right kind of file");
     }
     let path = path(pod, verb, container, command, wanted.stdin, tty);
-    let exec = connect(session, &path).await?;
-    if verb == "attach" && wanted.stdin && !wanted.quiet {
+    let keys = match wanted.detach_keys {
+        Some(keys) if tty => detach::parse(keys).context("could not bind detach keys")?,
+        _ => Vec::new(),
+    };
+    if verb == "attach" && !wanted.quiet {
+        eprintln!(
+            "All commands and output from this session will be recorded in container logs, including credentials and sensitive information passed through the command prompt."
+        );
         eprintln!("If you don't see a command prompt, try pressing enter.");
     }
+    let exec = connect(session, &path).await?;
     let raw = if tty { terminal::Raw::enter() } else { None };
-    let status = pump(exec, wanted.stdin, tty).await?;
+    let status = pump(exec, wanted.stdin, tty, keys).await;
     drop(raw);
-    match status {
+    if verb == "attach" && tty && !wanted.quiet {
+        println!("{}", resume_message(pod, container));
+    }
+    match status? {
         ExitStatus::Code(0) => Ok(()),
         ExitStatus::Code(code) => Err(Exit(u8::try_from(code & 0xff).unwrap_or(1)).into()),
         ExitStatus::Failed(message) => bail!("{message}"),
@@ -97,23 +110,56 @@ pub(crate) async fn exec(
     .await
 }
 
-/// Copies both ways until the command has ended.
+/// How to come back to a container after its session.
+fn resume_message(pod: &Value, container: &str) -> String {
+    let (name, namespace) = (
+        str_of(&pod["metadata"]["name"]),
+        str_of(&pod["metadata"]["namespace"]),
+    );
+    let attach = format!("'kubectl attach {name} -c {container} -n {namespace} -i -t'");
+    let is_ephemeral = container_names(pod, "ephemeralContainers")
+        .iter()
+        .any(|one| one == container);
+    match is_ephemeral {
+        true => format!(
+            "Session ended, the ephemeral container will not be restarted but may be reattached using {attach} if it is still running"
+        ),
+        false => format!("Session ended, resume using {attach} command"),
+    }
+}
+
+/// Copies both ways until the command has ended, or the user has typed the detach keys.
 async fn pump(
     mut exec: streaming::client::Exec,
     with_stdin: bool,
     tty: bool,
+    detach_keys: Vec<u8>,
 ) -> Result<ExitStatus> {
     let stdin = exec.stdin.take().filter(|_| with_stdin);
+    let (detached, is_detached) = tokio::sync::oneshot::channel();
     let input = tokio::spawn(async move {
-        if let Some(stdin) = stdin {
-            send(stdin).await;
+        if let Some(stdin) = stdin
+            && send(stdin, Detacher::new(detach_keys)).await
+        {
+            let _ = detached.send(());
         }
     });
     let output = tokio::spawn(print(exec.stdout.take(), tokio::io::stdout()));
     let errors = tokio::spawn(print(exec.stderr.take(), tokio::io::stderr()));
-    let status = match tty {
-        true => with_size(&mut exec).await?,
-        false => exec.status().await,
+    let ended = async {
+        match tty {
+            true => with_size(&mut exec).await,
+            false => Ok(exec.status().await),
+        }
+    };
+    let status = tokio::select! {
+        status = ended => status?,
+        Ok(()) = is_detached => {
+            output.abort();
+            errors.abort();
+            exec.close().await;
+            return Ok(ExitStatus::Code(0));
+        }
     };
     output.await.context("standard output")?;
     errors.await.context("standard error")?;
@@ -141,7 +187,8 @@ async fn connect(session: &Session, path: &str) -> Result<streaming::client::Exe
     let handshake = Handshake::for_exec();
     let request = handshake.request().uri(path).body(Body::empty())?;
     let sent = session.upgrading()?.send(request).await;
-    let response = sent.map_err(|error| api::unreachable(error, &session.connection.server))?;
+    let response =
+        sent.map_err(|error| crate::unreachable::unreachable(error, &session.connection.server))?;
     handshake.exec(response).await.map_err(refused)
 }
 
@@ -164,15 +211,24 @@ async fn print(from: Option<StreamReader>, mut to: impl AsyncWrite + Unpin) {
     }
 }
 
-async fn send(mut to: StreamWriter) {
+/// Sends standard input; returns whether it ended with the detach keys.
+async fn send(mut to: StreamWriter, mut detacher: Detacher) -> bool {
     let mut stdin = tokio::io::stdin();
     let mut buffer = vec![0; 16 * 1024];
     while let Ok(count) = stdin.read(&mut buffer).await {
-        if count == 0 || to.write_all(&buffer[..count]).await.is_err() {
+        if count == 0 {
             break;
+        }
+        let (bytes, is_detached) = detacher.feed(&buffer[..count]);
+        if to.write_all(&bytes).await.is_err() {
+            break;
+        }
+        if is_detached {
+            return true;
         }
     }
     let _ = to.shutdown().await;
+    false
 }
 
 /// The pod of a word: a pod's name, `pod/x`, or a pod of `deployment/x`, for which it waits this

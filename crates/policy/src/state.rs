@@ -609,7 +609,7 @@ fn frame(table: &mut Table) {
         let both = format!("ct original {ip} saddr . ct reply {ip} saddr");
         vec![format!("{both} @itself{digit} accept")]
     });
-    let errors = "ct state related meta l4proto { icmp, ipv6-icmp } accept".to_owned();
+    let errors = "ct state related meta l4proto { 1, 58 } accept".to_owned();
     chain("always", "", itself.chain([errors]).collect());
     // Two base chains: what the first accepts, the second still evaluates.
     let egress = families(|Family { ip, digit, .. }| {

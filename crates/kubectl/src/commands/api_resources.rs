@@ -39,6 +39,11 @@ pub(crate) struct ApiResources {
     /// name, wide, json, yaml or kyaml
     #[arg(short, long, default_value = "")]
     output: String,
+    /// Keep managedFields in JSON and YAML
+    // The printed list has none.
+    #[allow(dead_code)]
+    #[arg(long)]
+    show_managed_fields: bool,
 }
 
 impl ApiResources {

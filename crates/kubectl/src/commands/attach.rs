@@ -18,6 +18,9 @@ pub(crate) struct Attach {
     resource: String,
     #[command(flatten)]
     flags: StreamFlags,
+    /// Keys that leave the container, separated by commas
+    #[arg(long, value_name = "KEYS", default_value = crate::detach::DEFAULT)]
+    detach_keys: String,
 }
 
 impl Attach {
@@ -33,13 +36,15 @@ impl Attach {
         let has_tty = spec
             .into_iter()
             .any(|spec| spec["name"] == container.as_str() && spec["tty"] == true);
-        if self.flags.tty && !has_tty {
+        if self.flags.tty && !has_tty && !self.flags.quiet {
             eprintln!("error: Unable to use a TTY - container {container} did not allocate one");
         }
         let wanted = Wanted {
             stdin: self.flags.stdin,
-            tty: self.flags.tty && has_tty,
+            // A container with a terminal is never attached to without one.
+            tty: has_tty,
             quiet: self.flags.quiet,
+            detach_keys: Some(&self.detach_keys),
         };
         streams::interactive(session, &pod, &container, "attach", &[], wanted).await
     }

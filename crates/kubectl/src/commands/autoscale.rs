@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::Query,
-    args::{DryRun, Selection},
+    args::{DryRun, Files},
     discovery::Resource,
     output::PrintFlags,
     resources,
@@ -22,7 +22,7 @@ pub(crate) struct Autoscale {
     /// TYPE NAME or TYPE/NAME
     resources: Vec<String>,
     #[command(flatten)]
-    selection: Selection,
+    files: Files,
     /// The lower limit for the number of pods
     #[arg(long, default_value_t = -1)]
     min: i32,
@@ -82,7 +82,8 @@ impl Autoscale {
         }
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
-        for target in resources::targets(session, &self.selection, &self.resources, false).await? {
+        let selection = (&self.files).into();
+        for target in resources::targets(session, &selection, &self.resources, false).await? {
             if !target
                 .resource
                 .subresources

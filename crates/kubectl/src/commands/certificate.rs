@@ -4,8 +4,20 @@ use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use crate::{json::str_of, session::Session};
+use crate::{
+    args::{DryRunMode, Files},
+    error,
+    json::str_of,
+    manifest,
+    output::PrintFlags,
+    resources::{Target, from_manifests, target},
+    session::Session,
+};
 
+use super::report::Report;
+
+/// How often the decision is written again after a conflict.
+const MAX_RETRIES: usize = 10;
 const PATH: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 
 /// The decision on a CertificateSigningRequest.
@@ -20,12 +32,15 @@ pub(crate) enum Certificate {
 /// Which requests.
 #[derive(Debug, Args)]
 pub(crate) struct Requests {
-    /// NAME, or csr/NAME
-    #[arg(required = true)]
+    /// NAME…
     names: Vec<String>,
+    #[command(flatten)]
+    files: Files,
     /// Write the decision even if the request already has it
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    print: PrintFlags,
 }
 
 /// The condition of a decision.
@@ -59,33 +74,87 @@ impl Certificate {
             Self::Approve(requests) => (APPROVE, requests),
             Self::Deny(requests) => (DENY, requests),
         };
-        for given in &requests.names {
-            let name = match given.split_once('/') {
-                None => given,
-                Some((kind, name)) if is_request(kind) => name,
-                Some((kind, _)) => bail!("can only decide certificatesigningrequests, not {kind}"),
-            };
-            let mut csr = session.api.get(&format!("{PATH}/{name}")).await?;
-            let now = jiff::Timestamp::now();
-            if decide(&mut csr, &decision, requests.force, now)? {
-                let path = format!("{PATH}/{name}/approval");
-                session.api.replace(&path, &csr, &[]).await?;
-            }
-            println!(
-                "certificatesigningrequest.certificates.k8s.io/{name} {}",
-                decision.said
-            );
-        }
-        Ok(())
+        requests.decide(session, &decision).await
     }
 }
 
-fn is_request(kind: &str) -> bool {
-    let kind = kind.split('.').next().unwrap_or_default();
-    matches!(
-        kind,
-        "csr" | "certificatesigningrequest" | "certificatesigningrequests"
-    )
+impl Requests {
+    async fn decide(&self, session: &Session, decision: &Decision) -> Result<()> {
+        let report = Report::new(&self.print, DryRunMode::None)?;
+        let mut errors = Vec::new();
+        let mut found = 0;
+        for target in self.targets(session).await? {
+            match decide_one(session, &target, decision, self.force).await {
+                Ok(csr) => {
+                    found += 1;
+                    report.print(&csr, decision.said)?;
+                }
+                Err(error) => errors.push(error),
+            }
+        }
+        if found == 0 && errors.is_empty() {
+            println!("No resources found");
+        }
+        error::aggregate(errors)
+    }
+
+    async fn targets(&self, session: &Session) -> Result<Vec<Target>> {
+        if self.names.is_empty() && self.files.is_empty() {
+            bail!("one or more CSRs must be specified as <name> or -f <filename>");
+        }
+        if !self.names.is_empty() && !self.files.is_empty() {
+            bail!(
+                "when paths, URLs, or stdin is provided as input, you may not specify resource arguments as well"
+            );
+        }
+        if !self.files.is_empty() {
+            return from_manifests(session, manifest::read(&self.files).await?).await;
+        }
+        let mut targets = Vec::new();
+        for given in &self.names {
+            // As upstream: `csr/NAME` is taken too.
+            let (kind, name) = match given.split_once('/') {
+                Some((kind, name)) => (kind, name),
+                None => ("certificatesigningrequests", given.as_str()),
+            };
+            let resource = session.discovery.resolve(kind).await?;
+            targets.push(target(session, resource, name.to_owned()));
+        }
+        Ok(targets)
+    }
+}
+
+/// Writes the decision; the object is given as it was before.
+async fn decide_one(
+    session: &Session,
+    target: &Target,
+    decision: &Decision,
+    force: bool,
+) -> Result<Value> {
+    let before = session.api.get(&target.path()).await?;
+    let resource = &target.resource;
+    if resource.kind != "CertificateSigningRequest" {
+        bail!(
+            "can only handle CertificateSigningRequest.certificates.k8s.io objects, got {}",
+            match resource.group.as_str() {
+                "" => resource.kind.clone(),
+                group => format!("{}.{group}", resource.kind),
+            }
+        );
+    }
+    for attempt in 0.. {
+        let mut csr = session.api.get(&format!("{PATH}/{}", target.name)).await?;
+        if !decide(&mut csr, decision, force, jiff::Timestamp::now())? {
+            break;
+        }
+        let path = format!("{PATH}/{}/approval", target.name);
+        match session.api.replace(&path, &csr, &[]).await {
+            Err(error) if error::code_is(&error, 409) && attempt < MAX_RETRIES => {}
+            Err(error) => return Err(error),
+            Ok(_) => break,
+        }
+    }
+    Ok(before)
 }
 
 /// Adds the decision; returns false if it is already there.
@@ -140,7 +209,5 @@ mod tests {
         assert_eq!(csr["status"]["conditions"].as_array().unwrap().len(), 1);
         let refused = decide(&mut csr, &DENY, true, now).unwrap_err();
         assert!(refused.to_string().contains("is already Approved"));
-        assert!(is_request("csr") && is_request("certificatesigningrequests.certificates.k8s.io"));
-        assert!(!is_request("pods"));
     }
 }

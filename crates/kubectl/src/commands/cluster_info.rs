@@ -2,14 +2,15 @@
 
 use std::{io::IsTerminal, path::PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use crate::{
     api::with_query,
-    json::{indented, list, sorted, str_of},
-    output::yaml,
+    error,
+    json::{list, sorted, str_of},
+    output::PrintFlags,
     session::Session,
 };
 
@@ -38,9 +39,11 @@ struct Dump {
     /// If true, dump all namespaces
     #[arg(short = 'A', long)]
     all_namespaces: bool,
-    /// json or yaml
-    #[arg(short, long, default_value = "json")]
-    output: String,
+    /// How long to wait for the log of a container
+    #[arg(long, default_value = "20s", value_name = "DURATION")]
+    pod_running_timeout: String,
+    #[command(flatten)]
+    print: PrintFlags,
 }
 
 impl ClusterInfo {
@@ -106,7 +109,14 @@ async fn print_addresses(session: &Session) -> Result<()> {
 }
 
 impl Dump {
-    async fn run(self, session: &Session) -> Result<()> {
+    async fn run(mut self, session: &Session) -> Result<()> {
+        if self.print.output.is_none() && self.print.template.is_none() {
+            self.print.output = Some("json".to_owned());
+        }
+        let timeout = crate::duration::parse(&self.pod_running_timeout)?;
+        if timeout.is_zero() {
+            bail!("--pod-running-timeout must be higher than zero");
+        }
         self.write(
             "nodes",
             &list_of(session, "/api/v1/nodes", "NodeList").await?,
@@ -150,47 +160,56 @@ impl Dump {
                 kind,
             )
             .await?;
-            self.write(&format!("{namespace}/{plural}"), &objects)?;
+            let file = match plural {
+                "replicationcontrollers" => "replication-controllers",
+                plural => plural,
+            };
+            self.write(&format!("{namespace}/{file}"), &objects)?;
             if plural != "pods" {
                 continue;
             }
             for pod in list(&objects["items"]) {
-                let name = str_of(&pod["metadata"]["name"]);
-                for container in
-                    list(&pod["spec"]["containers"]).map(|container| str_of(&container["name"]))
-                {
-                    let path = format!(
-                        "/api/v1/namespaces/{namespace}/pods/{name}/log?container={container}"
-                    );
-                    let log = session
-                        .api
-                        .raw(http::Method::GET, &path, Vec::new())
-                        .await
-                        .unwrap_or_default();
-                    let head = format!(
-                        "==== START logs for container {container} of pod {namespace}/{name} ====\n"
-                    );
-                    let foot = format!(
-                        "==== END logs for container {container} of pod {namespace}/{name} ====\n"
-                    );
-                    let text = format!("{head}{}{foot}", String::from_utf8_lossy(&log));
-                    self.put(&format!("{namespace}/{name}/logs.txt"), &text, true)?;
-                }
+                self.put_logs(session, namespace, pod).await?;
             }
         }
         Ok(())
     }
 
-    fn write(&self, name: &str, objects: &Value) -> Result<()> {
-        let (text, ending) = match self.output.as_str() {
-            "yaml" => (yaml::to_string(objects), "yaml"),
-            _ => (format!("{}\n", indented(&sorted(objects))), "json"),
-        };
-        self.put(&format!("{name}.{ending}"), &text, false)
+    async fn put_logs(&self, session: &Session, namespace: &str, pod: &Value) -> Result<()> {
+        let name = str_of(&pod["metadata"]["name"]);
+        let spec = &pod["spec"];
+        let mut text = String::new();
+        for container in list(&spec["initContainers"]).chain(list(&spec["containers"])) {
+            let container = str_of(&container["name"]);
+            let path =
+                format!("/api/v1/namespaces/{namespace}/pods/{name}/log?container={container}");
+            let log = session.api.raw(http::Method::GET, &path, Vec::new()).await;
+            let log = match log {
+                Ok(log) => String::from_utf8_lossy(&log).into_owned(),
+                Err(error) => format!("Request log error: {}\n", error::message(&error)),
+            };
+            let place = format!("logs for container {container} of pod {namespace}/{name}");
+            text.push_str(&format!(
+                "==== START {place} ====\n{log}==== END {place} ====\n"
+            ));
+        }
+        self.put(&format!("{namespace}/{name}/logs.txt"), &text)
     }
 
-    fn put(&self, name: &str, text: &str, append: bool) -> Result<()> {
-        use std::io::Write;
+    fn write(&self, name: &str, objects: &Value) -> Result<()> {
+        let ending = match self.print.output.as_deref() {
+            Some("json") => "json",
+            Some("yaml") => "yaml",
+            _ => "txt",
+        };
+        let text = match self.print.printer()? {
+            Some(printer) => printer.render(&sorted(objects))?,
+            None => String::new(),
+        };
+        self.put(&format!("{name}.{ending}"), &text)
+    }
+
+    fn put(&self, name: &str, text: &str) -> Result<()> {
         if self.output_directory.is_empty() || self.output_directory == "-" {
             print!("{text}");
             return Ok(());
@@ -199,14 +218,7 @@ impl Dump {
         if let Some(directory) = path.parent() {
             std::fs::create_dir_all(directory)?;
         }
-        let mut options = std::fs::OpenOptions::new();
-        let options = match append {
-            true => options.create(true).append(true),
-            false => options.create(true).write(true).truncate(true),
-        };
-        let file = options.open(&path);
-        let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
-        written.with_context(|| format!("cannot write {}", path.display()))
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 }
 

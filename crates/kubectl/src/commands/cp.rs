@@ -30,6 +30,14 @@ pub(crate) struct Cp {
     /// Do not preserve owner and permissions of the copied files
     #[arg(long)]
     no_preserve: bool,
+    /// How often a copy from a container is tried again; negative is without end
+    #[arg(
+        long,
+        default_value_t = 0,
+        value_name = "COUNT",
+        allow_negative_numbers = true
+    )]
+    retries: i64,
 }
 
 /// A path, local or in a pod.
@@ -89,7 +97,7 @@ impl Cp {
             (Some(_), None) => {
                 let remote = self.remote(session, &source).await?;
                 remote
-                    .download(&source.path, &destination.path, self.no_preserve)
+                    .download(&source.path, &destination.path, &self)
                     .await
             }
             (None, Some(_)) => {
@@ -175,13 +183,32 @@ impl Remote<'_> {
         )
     }
 
-    async fn download(&self, source: &str, destination: &str, no_preserve: bool) -> Result<()> {
-        let (archive, errors, status) = self.run(&["tar", "cf", "-", source], None).await?;
+    /// The output of tar; read again from the start if the connection ends.
+    async fn archive(&self, source: &str, retries: i64) -> Result<(Vec<u8>, String, ExitStatus)> {
+        let mut retry = 0;
+        loop {
+            match self.run(&["tar", "cf", "-", source], None).await {
+                Err(error) if retries < 0 || retry < retries => {
+                    retry += 1;
+                    eprintln!("{error:#}");
+                    println!("Resuming copy at 0 bytes, retry {retry}/{retries}");
+                }
+                Err(error) if retries != 0 => {
+                    println!("Dropping out copy after {retry} retries");
+                    return Err(error);
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn download(&self, source: &str, destination: &str, flags: &Cp) -> Result<()> {
+        let (archive, errors, status) = self.archive(source, flags.retries).await?;
         if matches!(status, ExitStatus::Code(0 | 1)) && !archive.is_empty() {
             if !errors.is_empty() {
                 eprint!("{errors}");
             }
-            return unpack(&archive, source, Path::new(destination), no_preserve);
+            return unpack(&archive, source, Path::new(destination), flags.no_preserve);
         }
         if is_there(&status, &errors) {
             bail!("{}", errors.trim());

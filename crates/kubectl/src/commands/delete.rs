@@ -28,6 +28,9 @@ pub(crate) struct Delete {
     all: bool,
     #[command(flatten)]
     how: How,
+    /// Signal for immediate shutdown: a grace period of one second
+    #[arg(long)]
+    now: bool,
     /// Treat "resource not found" as a successful delete
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     ignore_not_found: Option<bool>,
@@ -56,22 +59,25 @@ pub(super) struct How {
     /// Remove resources from the API at once and bypass graceful deletion
     #[arg(long)]
     pub force: bool,
-    /// Signal for immediate shutdown: a grace period of one second
-    #[arg(long)]
-    now: bool,
-    /// Wait for the objects to be gone before returning
-    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
-    wait: bool,
+    /// Wait for the objects to be gone before returning; only delete does by default
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    wait: Option<bool>,
     /// How long to wait before giving up on a delete; 0 is as long as it takes
     #[arg(long, default_value = "0s")]
     timeout: String,
 }
 
 impl How {
-    /// The body of a DELETE.
-    pub(super) fn options(&self, dry_run: DryRunMode) -> Result<Value> {
-        let policy = match self.cascade.as_str() {
-            "background" | "true" => "Background",
+    /// What happens to dependents, as the API names it.
+    pub(super) fn propagation_policy(&self) -> Result<&'static str> {
+        Ok(match self.cascade.as_str() {
+            "background" => "Background",
+            "true" => {
+                eprintln!(
+                    "warning: --cascade=true is deprecated (boolean value) and can be replaced with --cascade=background."
+                );
+                "Background"
+            }
             "foreground" => "Foreground",
             "false" => {
                 eprintln!(
@@ -83,12 +89,15 @@ impl How {
             other => bail!(
                 "invalid cascade value ({other}). Must be \"background\", \"foreground\", or \"orphan\""
             ),
-        };
-        let mut options = json!({"propagationPolicy": policy});
-        let grace = match (self.force, self.now) {
-            (true, _) if self.grace_period < 0 => 0,
-            (_, true) => 1,
-            _ => self.grace_period,
+        })
+    }
+
+    /// The body of a DELETE.
+    pub(super) fn options(&self, dry_run: DryRunMode) -> Result<Value> {
+        let mut options = json!({"propagationPolicy": self.propagation_policy()?});
+        let grace = match self.force && self.grace_period < 0 {
+            true => 0,
+            false => self.grace_period,
         };
         if grace >= 0 {
             // Zero means immediate deletion, which requires --force.
@@ -102,9 +111,6 @@ impl How {
     }
 
     fn check(&self) -> Result<()> {
-        if self.now && self.grace_period >= 0 {
-            bail!("--now and --grace-period cannot be specified together");
-        }
         if self.force && self.grace_period > 0 {
             bail!("--force and --grace-period greater than 0 cannot be specified together");
         }
@@ -151,7 +157,13 @@ impl How {
 }
 
 impl Delete {
-    pub(crate) async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(mut self, session: &Session) -> Result<()> {
+        if self.now {
+            if self.how.grace_period != -1 {
+                bail!("--now and --grace-period cannot be specified together");
+            }
+            self.how.grace_period = 1;
+        }
         if let Some(path) = &self.raw {
             if !path.starts_with('/') {
                 bail!("--raw must be a valid URL path: parse {path:?}: invalid URI for request");
@@ -185,7 +197,7 @@ impl Delete {
                 Err(error) => errors.push(error::with_source(error, "deleting", &target.source)),
             }
         }
-        if self.how.wait && dry_run == DryRunMode::None {
+        if self.how.wait.unwrap_or(true) && dry_run == DryRunMode::None {
             self.how.until_gone(session, &deleted).await?;
         }
         error::aggregate(errors)

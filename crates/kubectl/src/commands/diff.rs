@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::{
     api::{PatchType, Query},
     args::Files,
+    discovery::Resource,
     error::{self, Quiet},
     json, manifest, merge,
     output::yaml,
@@ -17,7 +18,7 @@ use crate::{
     three_way,
 };
 
-use super::apply::last_applied;
+use super::apply::{last_applied, prune};
 
 /// Flags of `diff`.
 #[derive(Debug, Args)]
@@ -36,6 +37,17 @@ pub(crate) struct Diff {
     /// Name of the manager used to track field ownership
     #[arg(long, value_name = "NAME")]
     field_manager: Option<String>,
+    /// Include objects that apply --prune would delete
+    #[arg(long)]
+    prune: bool,
+    /// With --prune: types to look at, as GROUP/VERSION/KIND
+    #[arg(long, value_name = "GVK", value_delimiter = ',')]
+    prune_allowlist: Vec<String>,
+    /// How many objects to compare at once
+    // They are compared one after the other.
+    #[allow(dead_code)]
+    #[arg(long, default_value_t = 1, value_name = "COUNT")]
+    concurrency: i64,
     /// Include managed fields in the diff
     #[arg(long)]
     show_managed_fields: bool,
@@ -60,6 +72,14 @@ impl Diff {
         if self.files.is_empty() {
             bail!("must specify one of -f and -k");
         }
+        if self.force_conflicts && !self.server_side {
+            bail!("--force-conflicts only works with --server-side");
+        }
+        let types = match self.prune {
+            true => prune::types(session, &self.prune_allowlist).await?,
+            false => Vec::new(),
+        };
+        let mut visited = prune::Visited::default();
         let live_directory = tempfile::Builder::new().prefix("LIVE-").tempdir()?;
         let merged_directory = tempfile::Builder::new().prefix("MERGED-").tempdir()?;
         let mut manifests = manifest::read(&self.files).await?;
@@ -70,11 +90,31 @@ impl Diff {
         for manifest in manifests {
             let target = target_of(session, manifest).await?;
             let mut live = session.api.find(&target.path()).await?;
+            if let Some(live) = &live {
+                visited.add(live);
+            }
+            if target.resource.namespaced {
+                visited.add_namespace(&target.namespace);
+            }
             let mut merged = Some(self.merged(session, &target, live.as_ref()).await?);
             self.hide(&mut live, &mut merged);
-            let name = file_name(&target);
+            let name = file_name(&target.resource, &target.namespace, &target.name);
             write(&live_directory.path().join(&name), live.as_ref())?;
             write(&merged_directory.path().join(&name), merged.as_ref())?;
+        }
+        let selector = self.selector.as_deref();
+        for (resource, object) in visited.stale(session, &types, selector).await? {
+            let metadata = &object["metadata"];
+            let (namespace, name) = (
+                json::str_of(&metadata["namespace"]),
+                json::str_of(&metadata["name"]),
+            );
+            let name = file_name(&resource, namespace, name);
+            let mut live = Some(object.clone());
+            if object["kind"] == "Secret" && !self.show_secrets {
+                mask(&mut live, &mut None);
+            }
+            write(&live_directory.path().join(&name), live.as_ref())?;
         }
         compare(live_directory.path(), merged_directory.path())
     }
@@ -168,19 +208,18 @@ fn mask(live: &mut Option<Value>, merged: &mut Option<Value>) {
     hide(merged, &before, "after");
 }
 
-fn file_name(target: &Target) -> String {
-    let group = match target.resource.group.as_str() {
+fn file_name(resource: &Resource, namespace: &str, name: &str) -> String {
+    let group = match resource.group.as_str() {
         "" => String::new(),
         group => format!("{group}."),
     };
-    let namespace = if target.resource.namespaced {
-        target.namespace.as_str()
-    } else {
-        ""
+    let namespace = match resource.namespaced {
+        true => namespace,
+        false => "",
     };
     let name = format!(
-        "{group}{}.{}.{namespace}.{}",
-        target.resource.version, target.resource.kind, target.name
+        "{group}{}.{}.{namespace}.{name}",
+        resource.version, resource.kind
     );
     name.replace('/', "_")
 }

@@ -1,22 +1,22 @@
 //! `kubectl edit`: objects in the user's editor.
 
-use std::{io::Write, process::Command};
-
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::{
     api::{PatchType, Query},
-    args::{DryRunMode, Selection, Validate},
-    error, manifest, merge,
-    output::{PrintFlags, yaml},
+    args::{DryRunMode, Files, Validate},
+    error::{self, Quiet, ServerError},
+    json::{list, str_of},
+    manifest, merge,
+    output::PrintFlags,
     resources::{self, Target},
     session::Session,
     three_way,
 };
 
-use super::report::Report;
+use super::{editor::Editor, report::Report};
 
 /// Flags of `edit`.
 #[derive(Debug, Args)]
@@ -24,7 +24,7 @@ pub(crate) struct Edit {
     /// TYPE NAME or TYPE/NAME
     resources: Vec<String>,
     #[command(flatten)]
-    selection: Selection,
+    files: Files,
     #[command(flatten)]
     validate: Validate,
     /// Output the patch if the resource is edited
@@ -36,6 +36,9 @@ pub(crate) struct Edit {
     /// Save the configuration of the object in its annotation, for later applies
     #[arg(long)]
     save_config: bool,
+    /// End lines as Windows does
+    #[arg(long)]
+    windows_line_endings: bool,
     /// Name of the manager used to track field ownership
     #[arg(long, default_value = "kubectl-edit", value_name = "NAME")]
     field_manager: String,
@@ -43,52 +46,90 @@ pub(crate) struct Edit {
     print: PrintFlags,
 }
 
+/// An object to edit as it was read.
+struct Original {
+    target: Target,
+    object: Value,
+}
+
+/// What became of edited objects.
+#[derive(Default)]
+struct Outcome {
+    /// Why objects were invalid: the editor is opened again with these lines.
+    reasons: Vec<String>,
+    is_gone: bool,
+    is_refused: bool,
+}
+
 impl Edit {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let report = Report::new(&self.print, DryRunMode::None)?;
-        let targets = resources::targets(session, &self.selection, &self.resources, false).await?;
-        let mut originals = Vec::new();
-        for target in &targets {
-            let path = self.path(target);
-            let mut object = session.api.get(&path).await?;
-            if let Some(metadata) = object
-                .pointer_mut("/metadata")
-                .and_then(Value::as_object_mut)
-            {
-                metadata.remove("managedFields");
-            }
-            originals.push(object);
-        }
+        let originals = self.originals(session).await?;
         let before = match originals.as_slice() {
             [] => bail!("edit cancelled, no objects found"),
-            [one] => one.clone(),
-            many => json!({"apiVersion": "v1", "kind": "List", "items": many}),
-        };
-        let mut editor = Editor::default();
-        let mut text = editor.text_of(&before);
-        let mut reason = String::new();
-        loop {
-            let edited = editor.edit_text(&text, &reason)?;
-            if edited == text && reason.is_empty() {
-                println!("Edit cancelled, no changes made.");
-                return Ok(());
+            [one] => one.object.clone(),
+            many => {
+                let items: Vec<&Value> = many.iter().map(|one| &one.object).collect();
+                json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items})
             }
-            if edited == text {
-                editor.keep(&edited)?;
+        };
+        let mut editor = Editor::new(&self.print, self.windows_line_endings)?;
+        let original = editor.text_of(&before);
+        let mut text = original.clone();
+        let mut reasons: Vec<String> = Vec::new();
+        loop {
+            let edited = editor.edit_text(&text, &reasons)?;
+            if !reasons.is_empty() && edited == text {
+                editor.keep_copy()?;
                 bail!("Edit cancelled, no valid changes were saved.");
             }
-            text = edited;
-            let outcome = self
-                .save(session, &targets, &originals, &text, &report)
-                .await;
-            match outcome {
-                Ok(()) => return Ok(()),
-                Err(error) => {
-                    eprintln!("{}", error::line(&error));
-                    reason = error::line(&error);
-                }
+            if edited == original {
+                eprintln!("Edit cancelled, no changes made.");
+                return Ok(());
             }
+            if edited.trim().is_empty() {
+                eprintln!("Edit cancelled, saved file was empty.");
+                return Ok(());
+            }
+            text = edited;
+            let objects = match manifest::parse(&text, "edited-file") {
+                Ok(objects) => objects,
+                Err(error) => {
+                    reasons = vec![format!("The edited file had a syntax error: {error:#}")];
+                    continue;
+                }
+            };
+            let saved = self.save(session, &originals, &objects, &report).await;
+            let outcome = match saved {
+                Ok(outcome) => outcome,
+                Err(error) => {
+                    editor.keep_copy()?;
+                    return Err(error);
+                }
+            };
+            if outcome.is_refused || outcome.is_gone {
+                return say_where(&mut editor, &outcome);
+            }
+            if outcome.reasons.is_empty() {
+                return Ok(());
+            }
+            reasons = outcome.reasons;
         }
+    }
+
+    async fn originals(&self, session: &Session) -> Result<Vec<Original>> {
+        let selection = (&self.files).into();
+        let targets = resources::targets(session, &selection, &self.resources, true).await?;
+        let mut originals = Vec::new();
+        for target in targets {
+            let mut object = session.api.get(&self.path(&target)).await?;
+            let metadata = object.pointer_mut("/metadata");
+            if let Some(metadata) = metadata.and_then(Value::as_object_mut) {
+                metadata.shift_remove("managedFields");
+            }
+            originals.push(Original { target, object });
+        }
+        Ok(originals)
     }
 
     fn path(&self, target: &Target) -> String {
@@ -100,175 +141,117 @@ impl Edit {
         format!("{}{subresource}", target.path())
     }
 
+    /// Sends what was changed in each object.
     async fn save(
         &self,
         session: &Session,
-        targets: &[Target],
-        originals: &[Value],
-        text: &str,
+        originals: &[Original],
+        edited: &[Value],
         report: &Report,
-    ) -> Result<()> {
-        let edited = manifest::parse(&without_comments(text), "the edited file")?;
-        for (target, original) in targets.iter().zip(originals) {
-            let same = |object: &&Value| {
-                object["metadata"]["name"] == original["metadata"]["name"]
-                    && object["kind"] == original["kind"]
-                    && object["metadata"]["namespace"] == original["metadata"]["namespace"]
+    ) -> Result<Outcome> {
+        let mut outcome = Outcome::default();
+        for wanted in edited {
+            let same = |one: &&Original| {
+                one.object["metadata"]["uid"] == wanted["metadata"]["uid"]
+                    || one.object["metadata"]["uid"].is_null()
             };
-            let Some(wanted) = edited.iter().find(same) else {
+            let Some(Original { target, object }) = originals.iter().find(same) else {
+                bail!("no original object found for the edited one");
+            };
+            let is_same = |path: &str| object.pointer(path) == wanted.pointer(path);
+            if !["/apiVersion", "/kind", "/metadata/name"]
+                .into_iter()
+                .all(is_same)
+            {
                 bail!("At least one of apiVersion, kind and name was changed");
-            };
+            }
             let mut wanted = wanted.clone();
             if self.save_config {
                 super::apply::annotate(&mut wanted);
             }
-            if wanted == *original {
-                report.print(original, "skipped")?;
+            if wanted == *object {
+                report.print(object, "skipped")?;
                 continue;
             }
-            let schema = merge::schema_of(original);
-            let patch = three_way::patch(original, &wanted, original, schema);
-            if self.output_patch {
-                println!("Patch: {patch}");
+            match self.patch(session, target, object, &wanted).await {
+                Ok(after) => report.print(&after, "edited")?,
+                Err(error) => outcome.add(target, error)?,
             }
-            let how = if schema.is_some() {
-                PatchType::Strategic
-            } else {
-                PatchType::Merge
-            };
-            let query: Query = vec![
-                self.validate.parameter()?,
-                ("fieldManager", self.field_manager.clone()),
-            ];
-            let after = session
-                .api
-                .patch(&self.path(target), how, &patch, &query)
-                .await?;
-            report.print(&after, "edited")?;
+        }
+        Ok(outcome)
+    }
+
+    async fn patch(
+        &self,
+        session: &Session,
+        target: &Target,
+        original: &Value,
+        wanted: &Value,
+    ) -> Result<Value> {
+        let schema = merge::schema_of(original);
+        let patch = three_way::patch(original, wanted, original, schema);
+        if self.output_patch {
+            println!("Patch: {}", crate::json::compact(&patch));
+        }
+        let how = match schema.is_some() {
+            true => PatchType::Strategic,
+            false => PatchType::Merge,
+        };
+        let query: Query = vec![
+            self.validate.parameter()?,
+            ("fieldManager", self.field_manager.clone()),
+        ];
+        let path = self.path(target);
+        session.api.patch(&path, how, &patch, &query).await
+    }
+}
+
+impl Outcome {
+    /// Says why an object was not saved.
+    fn add(&mut self, target: &Target, error: anyhow::Error) -> Result<()> {
+        let what = format!("{} {:?}", target.resource.qualified_plural(), target.name);
+        let Some(ServerError(status)) = error.downcast_ref() else {
+            return Err(error);
+        };
+        match status.reason.as_str() {
+            "Invalid" => {
+                let mut reason = format!("{what} was not valid");
+                let details = serde_json::to_value(&status.details)?;
+                let causes: Vec<&Value> = list(&details["causes"]).collect();
+                if !causes.is_empty() {
+                    reason.push(':');
+                }
+                for cause in causes {
+                    let (field, message) = (str_of(&cause["field"]), str_of(&cause["message"]));
+                    reason.push_str(&format!("\n* {field}: {message}"));
+                }
+                self.reasons.push(reason);
+                eprintln!("error: {what} is invalid");
+            }
+            "NotFound" => {
+                self.is_gone = true;
+                eprintln!("error: {what} could not be found on the server");
+            }
+            _ => {
+                self.is_refused = true;
+                let why = error::message(&error);
+                eprintln!("error: {what} could not be patched: {why}");
+            }
         }
         Ok(())
     }
 }
 
-/// The user's editor and a file for it.
-#[derive(Debug, Default)]
-pub(super) struct Editor {
-    file: Option<tempfile::NamedTempFile>,
-}
-
-const HEAD: &str = "# Edit the object below. Lines that begin with '#' are ignored, and an empty file ends the edit.\n\
-                    # If an error occurs while saving, this file is opened again with the failures.\n#\n";
-
-impl Editor {
-    /// The text shown for an object.
-    pub(super) fn text_of(&self, object: &Value) -> String {
-        format!("{HEAD}{}", yaml::to_string(object))
+/// Says where the changes are that could not be saved.
+fn say_where(editor: &mut Editor, outcome: &Outcome) -> Result<()> {
+    let file = editor.keep()?.unwrap_or_default();
+    let file = file.display();
+    match outcome.is_refused {
+        true => eprintln!("You can run `kubectl replace -f {file}` to try this update again."),
+        false => eprintln!(
+            "The edits you made on deleted resources have been saved to {:?}",
+            file.to_string()
+        ),
     }
-
-    /// Edits one object.
-    pub(super) fn edit_one(&mut self, object: &Value) -> Result<Value> {
-        let text = self.text_of(object);
-        let edited = self.edit_text(&text, "")?;
-        let objects = manifest::parse(&without_comments(&edited), "the edited file")?;
-        match objects.as_slice() {
-            [one] => Ok(one.clone()),
-            _ => bail!("the edited file must hold one object"),
-        }
-    }
-
-    /// Edits a text, with the reason of a failure at its top.
-    pub(super) fn edit_text(&mut self, text: &str, reason: &str) -> Result<String> {
-        let mut file = tempfile::Builder::new()
-            .prefix("kubectl-edit-")
-            .suffix(".yaml")
-            .tempfile()?;
-        if !reason.is_empty() {
-            for line in reason.lines() {
-                writeln!(file, "# {line}")?;
-            }
-            writeln!(file, "#")?;
-        }
-        file.write_all(text.as_bytes())?;
-        file.flush()?;
-        launch(file.path())?;
-        let edited = std::fs::read_to_string(file.path())?;
-        self.file = Some(file);
-        if without_comments(&edited).trim().is_empty() {
-            bail!("Edit cancelled, saved file was empty.");
-        }
-        let shown = reason.lines().count() + usize::from(!reason.is_empty());
-        Ok(match edited.starts_with("# ") && !reason.is_empty() {
-            true => edited
-                .lines()
-                .skip(shown)
-                .map(|line| format!("{line}\n"))
-                .collect(),
-            false => edited,
-        })
-    }
-
-    /// Keeps the text in a file for the user.
-    fn keep(&mut self, text: &str) -> Result<()> {
-        if let Some(file) = self.file.take() {
-            let (_, path) = file.keep()?;
-            std::fs::write(&path, text)?;
-            eprintln!(
-                "A copy of your changes has been stored to {:?}",
-                path.display().to_string()
-            );
-        }
-        Ok(())
-    }
-}
-
-fn without_comments(text: &str) -> String {
-    text.lines()
-        .filter(|line| !line.starts_with('#'))
-        .map(|line| format!("{line}\n"))
-        .collect()
-}
-
-/// Runs `KUBE_EDITOR`, else `EDITOR`, else vi; the variable may include arguments.
-fn launch(path: &std::path::Path) -> Result<()> {
-    let named = ["KUBE_EDITOR", "EDITOR"]
-        .iter()
-        .find_map(|name| std::env::var(name).ok().filter(|text| !text.is_empty()));
-    let editor = named.unwrap_or_else(|| "vi".to_owned());
-    let shell = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".to_owned());
-    let is_simple = !editor.contains(['"', '\'', '\\', '$', '&', '|', ';']);
-    let mut command = match is_simple {
-        true => {
-            let mut words = editor.split_whitespace();
-            let mut command = Command::new(words.next().unwrap_or("vi"));
-            command.args(words).arg(path);
-            command
-        }
-        false => {
-            let mut command = Command::new(shell);
-            command
-                .arg("-c")
-                .arg(format!("{editor} {}", path.display()));
-            command
-        }
-    };
-    let status = command
-        .status()
-        .with_context(|| format!("unable to launch the editor {editor:?}"))?;
-    if !status.success() {
-        bail!("there was a problem with the editor {editor:?}");
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn comments_are_no_part_of_the_object() {
-        let editor = Editor::default();
-        let text = editor.text_of(&json!({"kind": "A", "data": {"k": "# not a comment"}}));
-        let back = without_comments(&text);
-        assert_eq!(back, "data:\n  k: '# not a comment'\nkind: A\n");
-    }
+    Err(Quiet(1).into())
 }

@@ -80,6 +80,7 @@ impl Exec {
             stdin: self.flags.stdin,
             tty: self.flags.tty,
             quiet: self.flags.quiet,
+            detach_keys: None,
         };
         streams::interactive(session, &pod, &container, "exec", &self.command, wanted).await
     }

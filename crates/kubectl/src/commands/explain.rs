@@ -19,7 +19,7 @@ pub(crate) struct Explain {
     #[arg(long, value_name = "GROUP/VERSION")]
     api_version: Option<String>,
     /// Print the names of all fields, recursively
-    #[arg(long)]
+    #[arg(short = 'R', long)]
     recursive: bool,
     /// plaintext, or plaintext-openapiv2, which is the same
     #[arg(short, long, default_value = "plaintext")]
@@ -78,48 +78,55 @@ impl Explain {
         Ok(())
     }
 
-    /// The resource, and the field path after it. The longest prefix that names a resource is
-    /// taken.
+    /// The resource, and the field path after it.
     async fn resolve(&self, session: &Session, word: &str) -> Result<(Resource, Vec<String>)> {
-        let parts: Vec<&str> = word.split('.').collect();
-        if parts[0].is_empty() {
+        let first = word.split('.').next().unwrap_or_default();
+        if first.is_empty() {
             bail!("invalid jsonpath syntax, first node must be field node");
         }
-        // `deployments.v1.apps.spec`: as much as names a resource is the resource.
-        let mut found = None;
-        for end in (1..=parts.len()).rev() {
-            if let Ok(resource) = session.discovery.resolve(&parts[..end].join(".")).await {
-                found = Some((resource, &parts[end..]));
-                break;
-            }
-        }
-        let Some((mut resource, fields)) = found else {
-            let error = format!("the server doesn't have a resource type {:?}", parts[0]);
+        let Ok(resource) = session.discovery.resolve(first).await else {
+            let error = format!("the server doesn't have a resource type {first:?}");
             // Printed without the prefix of other errors.
             return Err(crate::error::Plain(error).into());
         };
-        if let Some(version) = &self.api_version {
-            let all = session.discovery.resources().await?;
-            let found = all
-                .iter()
-                .find(|one| one.plural == resource.plural && one.api_version() == *version);
-            let (group, number) = version.split_once('/').unwrap_or(("", version));
-            let plural = &resource.plural;
-            let missing = match all.iter().any(|one| one.api_version() == *version) {
-                true => {
-                    format!("GVR ({group}/{number}, Resource={plural}) not found in OpenAPI schema")
-                }
-                false => {
-                    format!("couldn't find resource for \"{group}/{number}, Resource={plural}\"")
-                }
-            };
-            resource = found.context(missing)?.clone();
-        }
+        let all = session.discovery.resources().await?;
+        let Some(version) = &self.api_version else {
+            return Ok(split(word, resource, &all));
+        };
+        let found = all
+            .iter()
+            .find(|one| one.plural == resource.plural && one.api_version() == *version);
+        let (group, number) = version.split_once('/').unwrap_or(("", version));
+        let plural = &resource.plural;
+        let missing = match all.iter().any(|one| one.api_version() == *version) {
+            true => {
+                format!("GVR ({group}/{number}, Resource={plural}) not found in OpenAPI schema")
+            }
+            false => format!("couldn't find resource for \"{group}/{number}, Resource={plural}\""),
+        };
         Ok((
-            resource,
-            fields.iter().map(|field| (*field).to_owned()).collect(),
+            found.context(missing)?.clone(),
+            fields(&word[first.len()..]),
         ))
     }
+}
+
+/// `.spec.replicas` as its parts.
+fn fields(path: &str) -> Vec<String> {
+    path.split('.').skip(1).map(ToOwned::to_owned).collect()
+}
+
+/// The first resource of this name whose group stands in the word (`deployments.apps.spec`), or else
+/// the preferred one; what follows is the path of a field.
+fn split(word: &str, preferred: Resource, all: &[Resource]) -> (Resource, Vec<String>) {
+    let others = all.iter().filter(|one| one.plural == preferred.plural);
+    for one in [&preferred].into_iter().chain(others) {
+        if let Some(path) = word.strip_prefix(&one.qualified_plural()) {
+            return (one.clone(), fields(path));
+        }
+    }
+    let path = word.find('.').map_or("", |at| &word[at..]);
+    (preferred, fields(path))
 }
 
 fn schema_of<'a>(document: &'a Value, resource: &Resource) -> Option<&'a Value> {

@@ -30,7 +30,7 @@ pub(crate) struct View {
 /// Flags of `kuberc set`.
 #[derive(Debug, Args)]
 pub(crate) struct Set {
-    /// defaults or aliases
+    /// defaults, aliases or credentialplugin
     #[arg(long)]
     section: Option<String>,
     /// The command, such as "get" or "create secret generic"
@@ -48,6 +48,12 @@ pub(crate) struct Set {
     /// With aliases: arguments after the user's
     #[arg(long)]
     appendarg: Vec<String>,
+    /// With credentialplugin: AllowAll, DenyAll or Allowlist
+    #[arg(long)]
+    policy: Option<String>,
+    /// With --policy=Allowlist: a plugin that may run, as command=PROGRAM; may be repeated
+    #[arg(long, value_name = "FIELD=VALUE", value_delimiter = ',')]
+    allowlist_entry: Vec<String>,
     /// Replace an existing entry
     #[arg(long)]
     overwrite: bool,
@@ -85,6 +91,67 @@ impl Kuberc {
 }
 
 impl Set {
+    fn check(&self, section: &str) -> Result<()> {
+        let is_given = |value: &Option<String>| value.as_ref().is_some_and(|v| !v.is_empty());
+        match section {
+            "defaults" | "aliases" | "credentialplugin" => {}
+            _ => bail!(
+                "--section must be \"defaults\", \"aliases\", or \"credentialplugin\", got: {section}"
+            ),
+        }
+        if section == "aliases" && !is_given(&self.name) {
+            bail!("--name is required when --section=aliases");
+        }
+        if section == "defaults" && is_given(&self.name) {
+            bail!("--name should not be specified when --section=defaults");
+        }
+        if section == "defaults" && !(self.prependarg.is_empty() && self.appendarg.is_empty()) {
+            bail!("--prependarg and --appendarg are only valid for --section=aliases");
+        }
+        if section != "credentialplugin" {
+            if !is_given(&self.command) {
+                bail!("--command is required when --section=aliases or --section=defaults");
+            }
+            return Ok(());
+        }
+        let has_entries = !self.allowlist_entry.is_empty();
+        match self.policy.as_deref().unwrap_or_default() {
+            "" => bail!("--policy is required when --section=credentialplugin"),
+            "AllowAll" | "DenyAll" if has_entries => bail!(
+                "--allowlist-entry may only be used when --section=credentialplugin and --policy=Allowlist"
+            ),
+            "Allowlist" if !has_entries => bail!(
+                "--allowlist-entry is required when --section=credentialplugin and --policy=Allowlist"
+            ),
+            "AllowAll" | "DenyAll" | "Allowlist" => Ok(()),
+            other => bail!(
+                " --policy must be  \"AllowAll\", \"DenyAll\", or \"Allowlist\", got: {other}"
+            ),
+        }
+    }
+
+    fn change_plugins(&self, preferences: &mut Value) -> Result<()> {
+        let mut entries = Vec::new();
+        for pair in &self.allowlist_entry {
+            match pair.split_once('=') {
+                None => bail!("improperly formatted allowlist entry: {pair:?}"),
+                Some(("name", _)) => {
+                    bail!("allowlist entry field \"name\" is deprecated, use \"command\" instead")
+                }
+                Some(("command", value)) if value.trim().is_empty() => {
+                    bail!("empty value in allowlist entry for field \"command\"")
+                }
+                Some(("command", value)) => entries.push(json!({"command": value})),
+                Some((field, _)) => bail!("unrecognized allowlist entry field: {field:?}"),
+            }
+        }
+        preferences["credentialPluginPolicy"] = json!(self.policy);
+        if !entries.is_empty() {
+            preferences["credentialPluginAllowlist"] = json!(entries);
+        }
+        Ok(())
+    }
+
     fn change(&self, preferences: &mut Value) -> Result<()> {
         if preferences["apiVersion"].is_null() {
             preferences["apiVersion"] = json!("kubectl.config.k8s.io/v1beta1");
@@ -92,23 +159,16 @@ impl Set {
         }
         let section = self.section.as_deref();
         let section = section.context("required flag(s) \"section\" not set")?;
-        if !["defaults", "aliases"].contains(&section) {
-            bail!(
-                "--section must be \"defaults\", \"aliases\", or \"credentialplugin\", got: {section}"
-            );
+        self.check(section)?;
+        if section == "credentialplugin" {
+            return self.change_plugins(preferences);
         }
-        let command = self
-            .command
-            .as_deref()
-            .context("--command is required when --section=aliases or --section=defaults")?;
+        let command = self.command.as_deref().unwrap_or_default();
         let mut entry = json!({"command": command});
         let key = match section {
             "defaults" => ("command", command.to_owned()),
             _ => {
-                let name = self
-                    .name
-                    .clone()
-                    .context("--name is required when --section=aliases")?;
+                let name = self.name.clone().unwrap_or_default();
                 entry["name"] = json!(name);
                 for (field, words) in [
                     ("prependArgs", &self.prependarg),
@@ -123,9 +183,10 @@ impl Set {
         };
         let mut options = Vec::new();
         for option in &self.option {
-            let (name, value) = option
-                .split_once('=')
-                .with_context(|| format!("invalid option {option:?}, expected NAME=VALUE"))?;
+            let (name, value) = option.split_once('=').with_context(|| {
+                format!("invalid option format {option:?}, expected flag=value")
+            })?;
+            let name = name.trim_start_matches('-');
             options.push(json!({"name": name, "default": value}));
         }
         if !options.is_empty() {
@@ -146,7 +207,17 @@ impl Set {
                     key.1
                 ),
             },
-            Some(at) => entries[at] = entry,
+            Some(at) => {
+                // What no flag names stays.
+                for field in ["options", "prependArgs", "appendArgs"] {
+                    if entry.get(field).is_none()
+                        && let Some(kept) = entries[at].get(field)
+                    {
+                        entry[field] = kept.clone();
+                    }
+                }
+                entries[at] = entry;
+            }
             None => entries.push(entry),
         }
         preferences[section] = json!(entries);

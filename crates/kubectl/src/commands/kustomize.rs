@@ -23,12 +23,55 @@ pub(crate) struct Kustomize {
         value_name = "RESTRICTION"
     )]
     load_restrictor: String,
+    // What these flags are for is refused where a kustomization asks for it.
+    #[allow(dead_code)]
+    #[command(flatten)]
+    programs: Programs,
     /// The order of the output: legacy, or none for the order of the files
     #[arg(long, default_value = "legacy", hide = true)]
     reorder: String,
     /// Label every object with app.kubernetes.io/managed-by
     #[arg(long, hide = true)]
     enable_managedby_label: bool,
+}
+
+/// Flags about programs that a kustomization may run.
+#[derive(Debug, Args)]
+#[allow(dead_code)]
+struct Programs {
+    /// Enable kustomize plugins
+    #[arg(long)]
+    enable_alpha_plugins: bool,
+    /// Run functions in containers as the calling user
+    #[arg(long)]
+    as_current_user: bool,
+    /// Environment variables for functions
+    #[arg(short, long, value_name = "KEY=VALUE")]
+    env: Vec<String>,
+    /// Storage for functions
+    #[arg(long)]
+    mount: Vec<String>,
+    /// Let functions use the network
+    #[arg(long)]
+    network: bool,
+    /// The network for functions
+    #[arg(long, default_value = "bridge", value_name = "NAME")]
+    network_name: String,
+    /// Enable charts of Helm
+    #[arg(long)]
+    enable_helm: bool,
+    /// The program of Helm
+    #[arg(long, default_value = "helm", value_name = "PROGRAM")]
+    helm_command: String,
+    /// API versions for Helm
+    #[arg(long, value_name = "VERSION")]
+    helm_api_versions: Vec<String>,
+    /// The version of Kubernetes for Helm
+    #[arg(long, value_name = "VERSION")]
+    helm_kube_version: Option<String>,
+    /// Let Helm print more
+    #[arg(long)]
+    helm_debug: bool,
 }
 
 impl Kustomize {

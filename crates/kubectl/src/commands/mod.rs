@@ -21,6 +21,7 @@ mod diff;
 mod drain;
 mod edit;
 mod edit_fields;
+mod editor;
 mod events;
 mod exec;
 mod explain;

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{
     api::{PatchType, Query},
-    args::{DryRun, Selection},
+    args::{DryRun, Files},
     discovery::Resource,
     error, manifest, merge,
     output::PrintFlags,
@@ -22,7 +22,7 @@ pub(crate) struct Patch {
     /// TYPE NAME or TYPE/NAME
     resources: Vec<String>,
     #[command(flatten)]
-    selection: Selection,
+    files: Files,
     /// The patch to be applied to the resource, as JSON or YAML
     #[arg(short, long)]
     patch: Option<String>,
@@ -61,7 +61,7 @@ impl Patch {
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
         if self.local {
-            for manifest in manifest::read(&self.selection.files).await? {
+            for manifest in manifest::read(&self.files).await? {
                 let patched = merge::apply(&manifest.object, kind, &patch)?;
                 report.print(&patched, deed(&manifest.object, &patched))?;
             }
@@ -69,7 +69,8 @@ impl Patch {
         }
         let mut query: Query = vec![("fieldManager", self.field_manager.clone())];
         query.extend(dry_run.parameter());
-        for target in resources::targets(session, &self.selection, &self.resources, false).await? {
+        let selection = (&self.files).into();
+        for target in resources::targets(session, &selection, &self.resources, false).await? {
             let subresource = self
                 .subresource
                 .as_ref()

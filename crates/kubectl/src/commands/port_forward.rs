@@ -18,7 +18,6 @@ use tokio::{
 };
 
 use crate::{
-    api,
     json::{list, str_of},
     session::Session,
     streams::{pod_of, refused},
@@ -210,7 +209,8 @@ async fn connect(session: &Session, pod: &Value) -> Result<Connection> {
     let handshake = Handshake::for_port_forward();
     let request = handshake.request().uri(path).body(Body::empty())?;
     let sent = session.upgrading()?.send(request).await;
-    let response = sent.map_err(|error| api::unreachable(error, &session.connection.server))?;
+    let response =
+        sent.map_err(|error| crate::unreachable::unreachable(error, &session.connection.server))?;
     handshake.port_forward(response).await.map_err(refused)
 }
 

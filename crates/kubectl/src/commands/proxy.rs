@@ -14,11 +14,13 @@ use tokio::io::copy_bidirectional;
 
 use crate::session::Session;
 
+const DEFAULT_PORT: u16 = 8001;
+
 /// Flags of `proxy`.
 #[derive(Debug, Args)]
 pub(crate) struct Proxy {
     /// The port on which to run the proxy; 0 picks a random port
-    #[arg(short, long, default_value_t = 8001)]
+    #[arg(short, long, default_value_t = DEFAULT_PORT)]
     port: u16,
     /// The IP address on which to serve
     #[arg(long, default_value = "127.0.0.1")]
@@ -47,6 +49,12 @@ pub(crate) struct Proxy {
     /// Regular expression for HTTP methods that the proxy should reject
     #[arg(long, default_value = "^$")]
     reject_methods: String,
+    /// Send keepalives this often on idle connections; 0 sends none
+    #[arg(long, value_name = "DURATION", default_value = "0s")]
+    keepalive: String,
+    /// Put the path of the server's address before the path of each request
+    #[arg(long)]
+    append_server_path: bool,
     /// Accept every request
     #[arg(long)]
     disable_filter: bool,
@@ -100,10 +108,24 @@ type Answer = Response<Either<Body, Full<Bytes>>>;
 
 impl Proxy {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
+        if self.unix_socket.is_some() && self.port != DEFAULT_PORT {
+            bail!("cannot set --unix-socket and --port at the same time");
+        }
         let slashed = |text: &str| format!("/{}/", text.trim_matches('/')).replace("//", "/");
+        // Connections to the server always send keepalives.
+        crate::duration::parse(&self.keepalive)?;
+        let mut connection = session.connection.clone();
+        if !self.append_server_path {
+            let path = connection.remove_path();
+            if !["", "/"].contains(&path.as_str()) {
+                eprintln!(
+                    "Your kube context contains a server path {path}, use --append-server-path to automatically append the path to each request"
+                );
+            }
+        }
         let server = Arc::new(Server {
-            client: session.connection.client(false)?,
-            upgrading: session.upgrading()?,
+            client: connection.client(false)?,
+            upgrading: connection.client(true)?,
             filter: Filter {
                 hosts: Patterns::parse(&self.accept_hosts)?,
                 paths: Patterns::parse(&self.accept_paths)?,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::Query,
-    args::DryRun,
+    args::{DryRun, DryRunMode, Files},
     error,
     json::{list, str_of},
     output::PrintFlags,
@@ -17,6 +17,7 @@ use crate::{
 
 use super::{
     create::{create_object, pairs},
+    delete::{How, say_deleted},
     expose::overridden,
     report::Report,
     wait,
@@ -72,6 +73,15 @@ pub(crate) struct Run {
     /// Delete the pod after it exits; only with --attach or --stdin
     #[arg(long = "rm")]
     remove: bool,
+    /// Keys that leave the container, separated by commas
+    #[arg(long, value_name = "KEYS", default_value = crate::detach::DEFAULT)]
+    detach_keys: String,
+    #[command(flatten)]
+    how: How,
+    // As in upstream these flags are accepted and have no effect.
+    #[allow(dead_code)]
+    #[command(flatten)]
+    files: Files,
     /// Suppress prompt messages
     #[arg(short, long)]
     quiet: bool,
@@ -172,7 +182,7 @@ impl Run {
                 "--rm should only be used for attached containers",
             ));
         }
-        if attach && self.dry_run.mode()? != crate::args::DryRunMode::None {
+        if attach && self.dry_run.mode()? != DryRunMode::None {
             return Err(error::usage(
                 "run",
                 "--dry-run=[server|client] can't be used with attached containers options (--attach, --stdin, or --tty)",
@@ -294,6 +304,7 @@ impl Run {
                 stdin: self.stdin,
                 tty: self.tty,
                 quiet: self.quiet,
+                detach_keys: Some(&self.detach_keys),
             };
             if let Err(error) =
                 streams::interactive(session, &pod, &container, "attach", &[], wanted).await
@@ -336,31 +347,24 @@ impl Run {
         Ok(())
     }
 
+    /// Deletes the pod, and the service if there is one.
     async fn remove(&self, session: &Session, created: &Value) -> Result<()> {
-        let resource = session.discovery.resolve("pods").await?;
+        let options = json!({"propagationPolicy": self.how.propagation_policy()?});
         let name = str_of(&created["metadata"]["name"]);
-        let namespace = str_of(&created["metadata"]["namespace"]);
-        match session
-            .api
-            .delete(
-                &resource.object(namespace, name),
-                &json!({"propagationPolicy": "Background"}),
-            )
-            .await
-        {
-            Err(error) if !error::is_not_found(&error) => return Err(error),
-            _ => {}
-        }
-        if !self.quiet {
-            println!("pod \"{name}\" deleted from {namespace} namespace");
-        }
-        if self.expose {
-            let service = session.discovery.resolve("services").await?;
-            session
-                .api
-                .delete(&service.object(namespace, name), &json!({}))
-                .await?;
-            println!("service \"{name}\" deleted from {namespace} namespace");
+        let kinds: &[&str] = match self.expose {
+            true => &["pods", "services"],
+            false => &["pods"],
+        };
+        for kind in kinds {
+            let resource = session.discovery.resolve(kind).await?;
+            let mut target = resources::target(session, resource, name.to_owned());
+            target.namespace = str_of(&created["metadata"]["namespace"]).to_owned();
+            match session.api.delete(&target.path(), &options).await {
+                Ok(_) if self.quiet => {}
+                Ok(_) => say_deleted(&target, false, false, DryRunMode::None),
+                Err(error) if error::is_not_found(&error) => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{PatchType, Query},
-    args::{DryRun, DryRunMode, Selection},
+    args::{DryRun, DryRunMode, FilesOrSelector},
     output::PrintFlags,
     resources::{self, Target},
     session::Session,
@@ -22,7 +22,7 @@ pub(crate) struct Scale {
     /// TYPE NAME… or TYPE/NAME…
     resources: Vec<String>,
     #[command(flatten)]
-    selection: Selection,
+    selection: FilesOrSelector,
     /// Select all resources in the namespace of the specified resource types
     #[arg(long)]
     all: bool,
@@ -55,8 +55,13 @@ impl Scale {
             );
         }
         let report = Report::new(&self.print, self.dry_run.mode()?)?;
-        let targets =
-            resources::targets(session, &self.selection, &self.resources, self.all).await?;
+        let targets = resources::targets(
+            session,
+            &(&self.selection).into(),
+            &self.resources,
+            self.all,
+        )
+        .await?;
         if self.resource_version.is_some() && targets.len() > 1 {
             bail!("cannot use --resource-version with multiple resources");
         }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{PatchType, Query},
-    args::{DryRun, Selection},
+    args::{DryRun, Selection, Validate},
     error,
     json::{list, str_of},
     output::PrintFlags,
@@ -33,6 +33,8 @@ pub(crate) struct Taint {
     /// Name of the manager used to track field ownership
     #[arg(long, default_value = "kubectl-taint", value_name = "NAME")]
     field_manager: String,
+    #[command(flatten)]
+    validate: Validate,
     #[command(flatten)]
     print: PrintFlags,
     #[command(flatten)]
@@ -77,7 +79,10 @@ impl Taint {
             selector: self.selector.clone(),
             ..Selection::default()
         };
-        let mut query: Query = vec![("fieldManager", self.field_manager.clone())];
+        let mut query: Query = vec![
+            self.validate.parameter()?,
+            ("fieldManager", self.field_manager.clone()),
+        ];
         query.extend(dry_run.parameter());
         for target in resources::targets(session, &selection, &names, self.all).await? {
             let mut node = target.get(session).await?;

@@ -48,6 +48,11 @@ pub(crate) struct Node {
     /// Show swap too
     #[arg(long)]
     show_swap: bool,
+    /// Ask for metrics in protobuf
+    // They are always asked for in JSON.
+    #[allow(dead_code)]
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    use_protocol_buffers: bool,
 }
 
 /// Flags of `top pod`.
@@ -78,6 +83,11 @@ pub(crate) struct Pod {
     /// Show swap too
     #[arg(long)]
     show_swap: bool,
+    /// Ask for metrics in protobuf
+    // They are always asked for in JSON.
+    #[allow(dead_code)]
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    use_protocol_buffers: bool,
 }
 
 impl Top {
@@ -481,6 +491,7 @@ mod tests {
             all_namespaces: false,
             no_headers: false,
             sum: false,
+            use_protocol_buffers: true,
             show_swap: false,
         };
         let pods = [pod("a", "5m"), pod("b", "250m")];

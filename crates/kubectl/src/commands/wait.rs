@@ -6,7 +6,7 @@ use futures::StreamExt;
 use serde_json::Value;
 
 use crate::{
-    args::Selection,
+    args::{Files, RecursiveFiles, Selection},
     error,
     json::{list, str_of},
     output::{
@@ -25,7 +25,19 @@ pub(crate) struct Wait {
     /// TYPE NAME… or TYPE/NAME…
     resources: Vec<String>,
     #[command(flatten)]
-    selection: Selection,
+    files: RecursiveFiles,
+    /// Selector (label query) to filter on, such as app=web,tier!=cache
+    #[arg(short = 'l', long, value_name = "QUERY")]
+    selector: Option<String>,
+    /// Selector (field query) to filter on, such as status.phase=Running
+    #[arg(long, value_name = "QUERY")]
+    field_selector: Option<String>,
+    /// List the objects across all namespaces
+    #[arg(short = 'A', long)]
+    all_namespaces: bool,
+    /// Read the files only, without types and names
+    #[arg(long)]
+    local: bool,
     /// Select all resources in the namespace of the specified resource types
     #[arg(long)]
     all: bool,
@@ -38,6 +50,9 @@ pub(crate) struct Wait {
     #[command(flatten)]
     print: PrintFlags,
 }
+
+const LOCAL_TYPES: &str = "error: you must specify resources by --filename when --local is set.\n\
+     Example resource specifications include:\n   '-f rsrc.yaml'\n   '--filename=rsrc.json'";
 
 enum Condition {
     Delete,
@@ -185,9 +200,18 @@ impl Wait {
         for_create: bool,
         deadline: tokio::time::Instant,
     ) -> Result<Vec<Target>> {
+        let selection = Selection {
+            files: Files::from(&self.files),
+            selector: self.selector.clone(),
+            field_selector: self.field_selector.clone(),
+            all_namespaces: self.all_namespaces,
+        };
+        if self.local && !self.resources.is_empty() {
+            bail!(LOCAL_TYPES);
+        }
         loop {
             let targets =
-                resources::targets(session, &self.selection, &self.resources, self.all).await?;
+                resources::targets(session, &selection, &self.resources, self.all).await?;
             if !targets.is_empty() || !for_create || tokio::time::Instant::now() >= deadline {
                 return Ok(targets);
             }

@@ -13,7 +13,8 @@ use serde_json::Value;
 use crate::{
     args::Global,
     json::{entries, list, str_of},
-    kubeconfig::{entry, exec},
+    kubeconfig::{entry, exec, plugin_policy, validation::Resolved},
+    kuberc,
 };
 
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -82,6 +83,19 @@ impl Connection {
             ..Self::default()
         };
         connection.set_cluster(cluster, global)?;
+        let name_of = |flag: &Option<String>, field: &str| {
+            let named = || str_of(&context[field]).to_owned();
+            flag.clone().unwrap_or_else(named)
+        };
+        connection.set_certificates(user, global);
+        Resolved {
+            user_name: &name_of(&global.user, "user"),
+            user: &connection.user,
+            cluster_name: &name_of(&global.cluster, "cluster"),
+            cluster: &connection.cluster,
+            impersonates_nobody: Impersonation::new(user, global).is_of_nobody(),
+        }
+        .check()?;
         connection.set_user(user, cluster, global)?;
         Ok(connection)
     }
@@ -111,6 +125,7 @@ impl Connection {
             ..Self::default()
         };
         connection.set_cluster(&cluster, global)?;
+        connection.set_certificates(&user, global);
         connection.set_user(&user, &cluster, global)?;
         if global.v >= 4 {
             let header = crate::request_log::prefix();
@@ -163,10 +178,10 @@ impl Connection {
         Ok(())
     }
 
-    fn set_user(&mut self, user: &Value, cluster: &Value, global: &Global) -> Result<()> {
+    fn set_certificates(&mut self, user: &Value, global: &Global) {
         let text =
             |field: &str| Some(str_of(&user[field]).to_owned()).filter(|text| !text.is_empty());
-        let has_flag = global.token.is_some() || global.username.is_some();
+        let has_flag = has_credential_flag(global);
         self.user = User {
             client_certificate: global
                 .client_certificate
@@ -182,7 +197,18 @@ impl Connection {
                 .or_else(|| text("token").filter(|_| !has_flag)),
             token_file: text("tokenFile").filter(|_| !has_flag),
         };
+    }
+
+    fn set_user(&mut self, user: &Value, cluster: &Value, global: &Global) -> Result<()> {
+        let text =
+            |field: &str| Some(str_of(&user[field]).to_owned()).filter(|text| !text.is_empty());
+        let has_flag = has_credential_flag(global);
         if !user["exec"].is_null() && !has_flag {
+            if let Some((path, is_named)) = kuberc::path(global.kuberc.as_deref()) {
+                let preferences = kuberc::read(&path, is_named)?;
+                plugin_policy::check(&preferences, str_of(&user["exec"]["command"]))
+                    .context("getting credentials")?;
+            }
             let credential = exec::credential(&user["exec"], cluster, &self.server)?;
             self.user.token = credential.token.or(self.user.token.take());
             let encode = |pem: String| BASE64_STANDARD.encode(pem);
@@ -215,32 +241,13 @@ impl Connection {
     }
 
     fn impersonate(&mut self, user: &Value, global: &Global) -> Result<()> {
-        let text =
-            |field: &str| Some(str_of(&user[field]).to_owned()).filter(|text| !text.is_empty());
-        let name = global.as_user.clone().or_else(|| text("as"));
-        let uid = global.as_uid.clone().or_else(|| text("as-uid"));
-        let groups = match global.as_group.is_empty() {
-            true => list(&user["as-groups"])
-                .map(|group| str_of(group).to_owned())
-                .collect(),
-            false => global.as_group.clone(),
-        };
-        let mut extra: Vec<(String, String)> = Vec::new();
-        for (key, values) in entries(&user["as-user-extra"]) {
-            extra.extend(list(values).map(|value| (key.to_owned(), str_of(value).to_owned())));
-        }
-        for pair in &global.as_user_extra {
-            // Entries that are not pairs are ignored, as upstream does.
-            if let Some((key, value)) = pair.split_once('=') {
-                extra.push((key.to_owned(), value.to_owned()));
-            }
-        }
+        let Impersonation {
+            name,
+            uid,
+            groups,
+            extra,
+        } = Impersonation::new(user, global);
         let Some(name) = name else {
-            if uid.is_some() || !groups.is_empty() || !extra.is_empty() {
-                bail!(
-                    "requesting uid, groups or user-extra for impersonation without impersonating a user"
-                );
-            }
             return Ok(());
         };
         self.put(HeaderName::from_static("impersonate-user"), &name)?;
@@ -294,6 +301,15 @@ impl Connection {
         Ok(client::https(&self.server, tls, options)?)
     }
 
+    /// Removes the path of the server's address, and returns it.
+    pub(crate) fn remove_path(&mut self) -> String {
+        let start = self.server.find("://").map_or(0, |at| at + 3);
+        match self.server[start..].find('/') {
+            Some(at) => self.server.split_off(start + at),
+            None => String::new(),
+        }
+    }
+
     /// `HOST:PORT` of the server.
     pub(crate) fn host(&self) -> String {
         let rest = self
@@ -301,6 +317,53 @@ impl Connection {
             .split_once("://")
             .map_or(self.server.as_str(), |(_, rest)| rest);
         rest.split('/').next().unwrap_or(rest).to_owned()
+    }
+}
+
+fn has_credential_flag(global: &Global) -> bool {
+    global.token.is_some() || global.username.is_some()
+}
+
+/// Whom to impersonate.
+struct Impersonation {
+    name: Option<String>,
+    uid: Option<String>,
+    groups: Vec<String>,
+    extra: Vec<(String, String)>,
+}
+
+impl Impersonation {
+    fn new(user: &Value, global: &Global) -> Self {
+        let text =
+            |field: &str| Some(str_of(&user[field]).to_owned()).filter(|text| !text.is_empty());
+        let groups = match global.as_group.is_empty() {
+            true => list(&user["as-groups"])
+                .map(|group| str_of(group).to_owned())
+                .collect(),
+            false => global.as_group.clone(),
+        };
+        let mut extra: Vec<(String, String)> = Vec::new();
+        for (key, values) in entries(&user["as-user-extra"]) {
+            extra.extend(list(values).map(|value| (key.to_owned(), str_of(value).to_owned())));
+        }
+        for pair in &global.as_user_extra {
+            // Entries that are not pairs are ignored, as upstream does.
+            if let Some((key, value)) = pair.split_once('=') {
+                extra.push((key.to_owned(), value.to_owned()));
+            }
+        }
+        Self {
+            name: global.as_user.clone().or_else(|| text("as")),
+            uid: global.as_uid.clone().or_else(|| text("as-uid")),
+            groups,
+            extra,
+        }
+    }
+
+    /// Whether something is asked for, but no user.
+    fn is_of_nobody(&self) -> bool {
+        let asks = self.uid.is_some() || !self.groups.is_empty() || !self.extra.is_empty();
+        self.name.is_none() && asks
     }
 }
 
@@ -412,6 +475,15 @@ mod tests {
         assert_eq!(plain.user.token.as_deref(), Some("abc"));
         assert_eq!(plain.headers["impersonate-user"], "jane");
         assert_eq!(plain.host(), "10.0.0.1:6443");
+        let mut below = Connection {
+            server: "https://one:6443/k8s/a".into(),
+            ..plain.clone()
+        };
+        assert_eq!(below.remove_path(), "/k8s/a");
+        assert_eq!(
+            (below.remove_path(), below.server),
+            (String::new(), "https://one:6443".into())
+        );
         let global = Global {
             cluster: Some("two".into()),
             token: Some("xyz".into()),

@@ -10,28 +10,52 @@ use super::{entry, read_file, remove_entry, set_entry, write_file};
 use crate::json::str_of;
 
 /// Adds the cluster of the kubeconfig `text` to the file under one name for cluster, user and
-/// context. It becomes the current context only if there is none. Returns whether it is the current
-/// one.
-pub fn add_context(file: &Path, text: &str, name: &str) -> Result<bool> {
+/// context: the first of the names that no other cluster has. It becomes the current context only if
+/// there is none. Returns the name, and whether it is the current one.
+pub fn add_context(file: &Path, text: &str, names: &[String]) -> Result<(String, bool)> {
     let cluster: Value = serde_saphyr::from_str(text).context("the cluster's kubeconfig")?;
     let before = read_file(file)?;
+    let free = names
+        .iter()
+        .find(|name| !is_of_another(&before, &cluster, name));
+    let name = free.with_context(|| {
+        format!(
+            "{} has other clusters named {}",
+            file.display(),
+            names.join(" and ")
+        )
+    })?;
     let mut config = before.clone();
     add(&mut config, &cluster, name);
     if config != before {
         write_file(file, &config)?;
     }
-    Ok(config["current-context"] == name)
+    Ok((name.clone(), config["current-context"] == name.as_str()))
 }
 
-/// Removes what [`add_context`] added, if it still is the cluster of the kubeconfig `text`.
-pub fn remove_context(file: &Path, text: &str, name: &str) -> Result<bool> {
+/// Removes what [`add_context`] added under one of the names, if it still is the cluster of the
+/// kubeconfig `text`.
+pub fn remove_context(file: &Path, text: &str, names: &[String]) -> Result<bool> {
     let cluster: Value = serde_saphyr::from_str(text).context("the cluster's kubeconfig")?;
     let mut config = read_file(file)?;
-    let removed = remove(&mut config, &cluster, name);
-    if removed {
+    let removed = names
+        .iter()
+        .filter(|name| remove(&mut config, &cluster, name))
+        .count();
+    if removed > 0 {
         write_file(file, &config)?;
     }
-    Ok(removed)
+    Ok(removed > 0)
+}
+
+/// Whether the name is that of a cluster elsewhere: with another server and another certificate
+/// authority. A cluster that was made anew on this machine has the same server.
+fn is_of_another(config: &Value, cluster: &Value, name: &str) -> bool {
+    let own = &cluster["clusters"][0]["cluster"];
+    entry(config, "clusters", name).is_some_and(|known| {
+        let is_other = |field: &str| known[field] != own[field];
+        is_other("server") && is_other("certificate-authority-data")
+    })
 }
 
 fn add(config: &mut Value, cluster: &Value, name: &str) {
@@ -72,11 +96,45 @@ mod tests {
     const OURS: &str = "clusters: [{name: mainstay, cluster: {server: s, certificate-authority-data: QQ==}}]\n\
                         users: [{name: admin, user: {client-key-data: Sw==}}]\n";
 
+    fn names() -> Vec<String> {
+        vec!["mainstay".to_owned(), "mainstay-1".to_owned()]
+    }
+
+    #[test]
+    fn the_context_of_a_cluster_elsewhere_is_not_overwritten() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("config");
+        let elsewhere = OURS
+            .replace("server: s", "server: far")
+            .replace("QQ==", "Qg==");
+        add_context(&file, &elsewhere, &names()).unwrap();
+        let (name, is_current) = add_context(&file, OURS, &names()).unwrap();
+        assert_eq!((name.as_str(), is_current), ("mainstay-1", false));
+        let config = read_file(&file).unwrap();
+        assert_eq!(
+            entry(&config, "clusters", "mainstay").unwrap()["server"],
+            "far"
+        );
+        // The same cluster again, and one made anew at the same address.
+        for text in [OURS.to_owned(), OURS.replace("QQ==", "Qw==")] {
+            let (name, _) = add_context(&file, &text, &names()).unwrap();
+            assert_eq!(name, "mainstay-1");
+        }
+        assert!(add_context(&file, OURS, &names()[..1]).is_err());
+        add_context(&file, OURS, &names()).unwrap();
+        assert!(remove_context(&file, OURS, &names()).unwrap());
+        let config = read_file(&file).unwrap();
+        assert!(entry(&config, "clusters", "mainstay-1").is_none());
+        assert!(entry(&config, "clusters", "mainstay").is_some());
+        assert_eq!(config["current-context"], "mainstay");
+    }
+
     #[test]
     fn a_context_is_added_and_removed_and_others_are_kept() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join(".kube/config");
-        assert!(add_context(&file, OURS, "mainstay").unwrap());
+        let added = |text: &str| add_context(&file, text, &names()).unwrap();
+        assert_eq!(added(OURS), ("mainstay".to_owned(), true));
         let mut config = read_file(&file).unwrap();
         assert_eq!(config["current-context"], "mainstay");
         assert_eq!(
@@ -95,7 +153,7 @@ mod tests {
         config["current-context"] = json!("work");
         write_file(&file, &config).unwrap();
         let renewed = OURS.replace("Sw==", "TA==");
-        assert!(!add_context(&file, &renewed, "mainstay").unwrap());
+        assert_eq!(added(&renewed), ("mainstay".to_owned(), false));
         let config = read_file(&file).unwrap();
         assert_eq!(config["current-context"], "work");
         assert_eq!(
@@ -108,8 +166,8 @@ mod tests {
         );
 
         let another = OURS.replace("QQ==", "Qg==");
-        assert!(!remove_context(&file, &another, "mainstay").unwrap());
-        assert!(remove_context(&file, OURS, "mainstay").unwrap());
+        assert!(!remove_context(&file, &another, &names()).unwrap());
+        assert!(remove_context(&file, OURS, &names()).unwrap());
         let config = read_file(&file).unwrap();
         assert!(entry(&config, "contexts", "work").is_some());
         assert!(entry(&config, "contexts", "mainstay").is_none());

@@ -4,6 +4,8 @@
 pub(crate) mod connection;
 pub(crate) mod context;
 pub(crate) mod exec;
+mod plugin_policy;
+mod validation;
 
 use std::path::{Path, PathBuf};
 

@@ -6,16 +6,14 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{PatchType, Query},
-    args::{DryRun, Files, Selection},
-    json,
-    json::str_of,
-    manifest,
+    args::{DryRun, Files, FilesOrSelector, Validate},
+    json, manifest,
     output::{PrintFlags, yaml},
-    resources::{self, Target, target_of},
+    resources::{self, target_of},
     session::Session,
 };
 
-use super::super::report::Report;
+use super::super::{editor::Editor, report::Report};
 
 /// The annotation.
 pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -46,23 +44,13 @@ pub(crate) fn last_applied(live: &Value) -> Value {
         .unwrap_or_default()
 }
 
-fn required(target: &Target, live: &Value) -> Result<Value> {
-    match last_applied(live) {
-        Value::Null => bail!(
-            "no last-applied-configuration annotation found on resource: {}",
-            target.name
-        ),
-        applied => Ok(applied),
-    }
-}
-
 /// Flags of `apply view-last-applied`.
 #[derive(Debug, Args)]
 pub(super) struct View {
     /// TYPE [NAME…] or TYPE/NAME…
     resources: Vec<String>,
     #[command(flatten)]
-    selection: Selection,
+    selection: FilesOrSelector,
     /// Select all resources in the namespace of the specified resource types
     #[arg(long)]
     all: bool,
@@ -73,9 +61,8 @@ pub(super) struct View {
 
 impl View {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
-        for target in
-            resources::targets(session, &self.selection, &self.resources, self.all).await?
-        {
+        let selection = (&self.selection).into();
+        for target in resources::targets(session, &selection, &self.resources, self.all).await? {
             let applied = last_applied(&target.get(session).await?);
             if applied.is_null() {
                 continue;
@@ -107,8 +94,9 @@ impl View {
 /// Flags of `apply set-last-applied`.
 #[derive(Debug, Args)]
 pub(super) struct Set {
-    #[command(flatten)]
-    files: Files,
+    /// Files with the last applied configurations
+    #[arg(short, long, value_name = "FILE", value_delimiter = ',')]
+    filename: Vec<String>,
     /// Also set the annotation on objects that lack it
     #[arg(long)]
     create_annotation: bool,
@@ -122,10 +110,14 @@ impl Set {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
-        if self.files.is_empty() {
+        if self.filename.is_empty() {
             bail!(resources::NOTHING);
         }
-        for manifest in manifest::read(&self.files).await? {
+        let files = Files {
+            filename: self.filename.clone(),
+            ..Files::default()
+        };
+        for manifest in manifest::read(&files).await? {
             let target = target_of(session, manifest).await?;
             let live = session.api.get(&target.path()).await?;
             if last_applied(&live).is_null() && !self.create_annotation {
@@ -169,7 +161,15 @@ pub(super) struct Edit {
     /// TYPE NAME or TYPE/NAME
     resources: Vec<String>,
     #[command(flatten)]
-    selection: Selection,
+    files: Files,
+    #[command(flatten)]
+    validate: Validate,
+    /// Name of the manager used to track field ownership
+    #[arg(long, default_value = "kubectl-client-side-apply", value_name = "NAME")]
+    field_manager: String,
+    /// End lines as Windows does
+    #[arg(long)]
+    windows_line_endings: bool,
     #[command(flatten)]
     print: PrintFlags,
 }
@@ -177,23 +177,35 @@ pub(super) struct Edit {
 impl Edit {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
         let report = Report::new(&self.print, crate::args::DryRunMode::None)?;
-        let mut editor = super::super::edit::Editor::default();
-        for target in resources::targets(session, &self.selection, &self.resources, false).await? {
-            let live = target.get(session).await?;
-            let applied = required(&target, &live)?;
-            let edited = editor.edit_one(&applied)?;
-            if edited == applied {
-                println!("Edit cancelled, no changes made.");
-                continue;
+        let mut editor = Editor::new(&self.print, self.windows_line_endings)?;
+        let selection = (&self.files).into();
+        let mut applied = Vec::new();
+        for target in resources::targets(session, &selection, &self.resources, true).await? {
+            let live = session.api.get(&target.path()).await?;
+            match last_applied(&live) {
+                Value::Null => {}
+                last => applied.push((target, last)),
             }
+        }
+        if applied.is_empty() {
+            bail!(
+                "no last-applied-configuration annotation found on resources, to create the annotation, use command `kubectl apply set-last-applied --create-annotation`"
+            );
+        }
+        let query: Query = vec![
+            self.validate.parameter()?,
+            ("fieldManager", self.field_manager.clone()),
+        ];
+        for (target, last) in applied {
+            let Some(edited) = editor.edit_one(&last)? else {
+                continue;
+            };
             let note = format!("{}\n", json::compact(&edited));
             let patch = json!({"metadata": {"annotations": {LAST_APPLIED: note}}});
-            let answer = session
-                .api
-                .patch(&target.path(), PatchType::Merge, &patch, &[])
+            let api = &session.api;
+            api.patch(&target.path(), PatchType::Merge, &patch, &query)
                 .await?;
-            debug_assert!(!str_of(&answer["kind"]).is_empty());
-            report.print(&answer, "edited")?;
+            report.print(&edited, "edited")?;
         }
         Ok(())
     }

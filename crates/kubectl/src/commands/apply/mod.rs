@@ -4,7 +4,7 @@
 mod applyset;
 mod last_applied;
 mod migrate;
-mod prune;
+pub(super) mod prune;
 mod server_side;
 
 use anyhow::{Result, bail};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{PatchType, Query},
-    args::{DryRun, DryRunMode, Selection, Validate},
+    args::{DryRun, DryRunMode, FilesOrSelector, Validate},
     error,
     json::{self, str_of},
     manifest, merge,
@@ -36,7 +36,7 @@ const MAX_RETRIES: usize = 5;
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Apply {
     #[command(flatten)]
-    selection: Selection,
+    selection: FilesOrSelector,
     /// Let the server merge
     #[arg(long)]
     server_side: bool,
@@ -64,8 +64,9 @@ pub(crate) struct Apply {
     /// With --server-side: apply to this subresource
     #[arg(long, value_name = "NAME", default_value = "")]
     subresource: String,
-    /// Ignored: patches are always computed with the built-in schema
-    #[arg(long, hide = true, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    /// Use the server's OpenAPI schema to compute patches
+    // Patches are always computed with the built-in schema.
+    #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     #[allow(dead_code)]
     openapi_patch: bool,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `apply --prune`: deletes objects that were applied before and are no longer in the files.
+//! `--prune` of `apply` and `diff`: objects that were applied before and are no longer in the files.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -9,6 +9,7 @@ use crate::{
     api::{Query, with_query},
     discovery::Resource,
     json::{list, str_of},
+    resources::of_item,
     session::Session,
 };
 
@@ -34,95 +35,123 @@ const TYPES: &[(&str, &str)] = &[
     ("apps/v1", "StatefulSet"),
 ];
 
-impl Apply {
-    pub(super) async fn prune(&self, session: &Session, applied: &[Value]) -> Result<()> {
-        let kept: HashSet<&str> = applied
-            .iter()
-            .map(|object| str_of(&object["metadata"]["uid"]))
-            .collect();
-        let namespaces: BTreeSet<&str> = applied
-            .iter()
-            .map(|object| str_of(&object["metadata"]["namespace"]))
-            .filter(|namespace| !namespace.is_empty())
-            .collect();
-        let dry_run = self.dry_run.mode()?;
-        let options = self.how.options(dry_run)?;
-        for resource in self.prune_types(session).await? {
-            // Cluster-scoped objects are pruned only if no namespace is given.
-            let places: Vec<Option<&str>> = match resource.namespaced {
-                true => namespaces
+/// The objects of the files: what is not among them is stale.
+#[derive(Debug, Default)]
+pub(in super::super) struct Visited {
+    uids: HashSet<String>,
+    namespaces: BTreeSet<String>,
+}
+
+impl Visited {
+    /// Notes an object of the files as the server has it.
+    pub(in super::super) fn add(&mut self, object: &Value) {
+        let metadata = &object["metadata"];
+        self.uids.insert(str_of(&metadata["uid"]).to_owned());
+        self.add_namespace(str_of(&metadata["namespace"]));
+    }
+
+    /// Notes a namespace in which stale objects are looked for.
+    pub(in super::super) fn add_namespace(&mut self, namespace: &str) {
+        if !namespace.is_empty() {
+            self.namespaces.insert(namespace.to_owned());
+        }
+    }
+
+    /// The applied objects of the types that were not visited.
+    pub(in super::super) async fn stale(
+        &self,
+        session: &Session,
+        types: &[Resource],
+        selector: Option<&str>,
+    ) -> Result<Vec<(Resource, Value)>> {
+        let (namespaced, cluster): (Vec<&Resource>, Vec<&Resource>) =
+            types.iter().partition(|resource| resource.namespaced);
+        let mut places: Vec<(&Resource, Option<&str>)> = Vec::new();
+        for namespace in &self.namespaces {
+            places.extend(
+                namespaced
                     .iter()
-                    .map(|namespace| Some(*namespace))
-                    .collect(),
-                false if session.namespace_given => Vec::new(),
-                false => vec![None],
-            };
-            for place in places {
-                for object in self.candidates(session, &resource, place).await? {
-                    let metadata = &object["metadata"];
-                    if metadata["annotations"][LAST_APPLIED].is_null()
-                        || kept.contains(str_of(&metadata["uid"]))
-                    {
-                        continue;
-                    }
-                    let name = str_of(&metadata["name"]);
-                    let path = resource.object(str_of(&metadata["namespace"]), name);
-                    if !dry_run.is_client() {
-                        session.api.delete(&path, &options).await?;
-                    }
-                    println!(
-                        "{}/{name} pruned{}",
-                        resource.qualified_singular(),
-                        dry_run.suffix()
-                    );
+                    .map(|one| (*one, Some(namespace.as_str()))),
+            );
+        }
+        places.extend(cluster.iter().map(|one| (*one, None)));
+        let query: Query = selector
+            .map(|selector| ("labelSelector", selector.to_owned()))
+            .into_iter()
+            .collect();
+        let mut found = Vec::new();
+        for (resource, place) in places {
+            let path = with_query(&resource.collection(place), &query);
+            let answer = session.api.list(&path, "application/json", 500).await?;
+            for item in list(&answer["items"]) {
+                let metadata = &item["metadata"];
+                if !metadata["annotations"][LAST_APPLIED].is_null()
+                    && !self.uids.contains(str_of(&metadata["uid"]))
+                {
+                    let object = of_item(resource, item).live.unwrap_or_default();
+                    found.push((resource.clone(), object));
                 }
             }
         }
-        Ok(())
+        Ok(found)
     }
+}
 
-    async fn candidates(
-        &self,
-        session: &Session,
-        resource: &Resource,
-        place: Option<&str>,
-    ) -> Result<Vec<Value>> {
-        let selector = self.selection.selector.iter();
-        let query: Query = selector
-            .map(|selector| ("labelSelector", selector.clone()))
+/// The types to look at: those of `--prune-allowlist`, or the default ones.
+pub(in super::super) async fn types(
+    session: &Session,
+    allowlist: &[String],
+) -> Result<Vec<Resource>> {
+    let mut named: Vec<(String, String)> = Vec::new();
+    for gvk in allowlist {
+        let parts: Vec<&str> = gvk.split('/').collect();
+        let [group, version, kind] = parts.as_slice() else {
+            bail!("invalid GroupVersionKind format: {gvk}, please follow <group/version/kind>");
+        };
+        let api_version = match *group {
+            "core" | "" => (*version).to_owned(),
+            group => format!("{group}/{version}"),
+        };
+        named.push((api_version, (*kind).to_owned()));
+    }
+    if named.is_empty() {
+        named = TYPES
+            .iter()
+            .map(|(version, kind)| ((*version).to_owned(), (*kind).to_owned()))
             .collect();
-        let path = with_query(&resource.collection(place), &query);
-        let answer = session.api.list(&path, "application/json", 500).await?;
-        Ok(list(&answer["items"]).cloned().collect())
     }
+    let mut types = Vec::new();
+    for (version, kind) in named {
+        match session.discovery.of_kind(&version, &kind).await? {
+            Some(resource) => types.push(resource),
+            None if allowlist.is_empty() => {}
+            None => bail!("no matches for kind {kind:?} in version {version:?}"),
+        }
+    }
+    Ok(types)
+}
 
-    async fn prune_types(&self, session: &Session) -> Result<Vec<Resource>> {
-        let mut named: Vec<(String, String)> = Vec::new();
-        for gvk in &self.prune_allowlist {
-            let parts: Vec<&str> = gvk.split('/').collect();
-            let [group, version, kind] = parts.as_slice() else {
-                bail!("invalid GroupVersionKind format: {gvk}, please follow <group/version/kind>");
-            };
-            let api_version = match *group {
-                "core" | "" => (*version).to_owned(),
-                group => format!("{group}/{version}"),
-            };
-            named.push((api_version, (*kind).to_owned()));
-        }
-        if named.is_empty() {
-            named = TYPES
-                .iter()
-                .map(|(version, kind)| ((*version).to_owned(), (*kind).to_owned()))
-                .collect();
-        }
-        let mut types = Vec::new();
-        for (version, kind) in named {
-            match session.discovery.of_kind(&version, &kind).await? {
-                Some(resource) => types.push(resource),
-                None if self.prune_allowlist.is_empty() => {}
-                None => bail!("no matches for kind {kind:?} in version {version:?}"),
+impl Apply {
+    pub(super) async fn prune(&self, session: &Session, applied: &[Value]) -> Result<()> {
+        let mut visited = Visited::default();
+        applied.iter().for_each(|object| visited.add(object));
+        let dry_run = self.dry_run.mode()?;
+        let options = self.how.options(dry_run)?;
+        let types = types(session, &self.prune_allowlist).await?;
+        let selector = self.selection.selector.as_deref();
+        for (resource, object) in visited.stale(session, &types, selector).await? {
+            let metadata = &object["metadata"];
+            let name = str_of(&metadata["name"]);
+            let path = resource.object(str_of(&metadata["namespace"]), name);
+            if !dry_run.is_client() {
+                session.api.delete(&path, &options).await?;
             }
+            println!(
+                "{}/{name} pruned{}",
+                resource.qualified_singular(),
+                dry_run.suffix()
+            );
         }
-        Ok(types)
+        Ok(())
     }
 }

@@ -106,15 +106,51 @@ pub(super) struct Tls {
 
 type Entries = Vec<(String, Vec<u8>)>;
 
+/// What the keys are for, as errors name it.
+enum Owner<'a> {
+    ConfigMap(&'a str),
+    Secret,
+}
+
+impl Owner<'_> {
+    fn invalid(&self, key: &str, why: &[String]) -> anyhow::Error {
+        match self {
+            Self::ConfigMap(_) => anyhow::anyhow!(
+                "{key:?} is not a valid key name for a ConfigMap: {}",
+                why.join(",")
+            ),
+            Self::Secret => anyhow::anyhow!(
+                "{key:?} is not valid key name for a Secret {}",
+                why.join(";")
+            ),
+        }
+    }
+
+    fn duplicate(&self, key: &str, known: &[u8]) -> anyhow::Error {
+        let field = match std::str::from_utf8(known) {
+            Ok(_) => "Data",
+            Err(_) => "BinaryData",
+        };
+        match self {
+            Self::ConfigMap(name) => anyhow::anyhow!(
+                "cannot add key {key:?}, another key by that name already exists in {field} for ConfigMap {name:?}"
+            ),
+            Self::Secret => {
+                anyhow::anyhow!("cannot add key {key}, another key by that name already exists")
+            }
+        }
+    }
+}
+
 impl Sources {
-    fn read(&self) -> Result<Entries> {
+    fn read(&self, owner: &Owner<'_>) -> Result<Entries> {
         let has_others = !self.from_file.is_empty() || !self.from_literal.is_empty();
         if has_others && !self.from_env_file.is_empty() {
             bail!("from-env-file cannot be combined with from-file or from-literal");
         }
         let mut entries = Entries::new();
         for source in &self.from_file {
-            add_all(&mut entries, file_entries(source)?)?;
+            add_all(&mut entries, file_entries(source)?, owner)?;
         }
         for literal in &self.from_literal {
             let Some((key, value)) = literal.split_once('=').filter(|(key, _)| !key.is_empty())
@@ -124,10 +160,11 @@ impl Sources {
             add_all(
                 &mut entries,
                 vec![(key.to_owned(), unquoted(value).as_bytes().to_owned())],
+                owner,
             )?;
         }
         for file in &self.from_env_file {
-            add_all(&mut entries, env_entries(file)?)?;
+            add_all(&mut entries, env_entries(file)?, owner)?;
         }
         entries.sort();
         Ok(entries)
@@ -147,19 +184,14 @@ fn unquoted(value: &str) -> &str {
     value
 }
 
-fn add_all(entries: &mut Entries, more: Entries) -> Result<()> {
+fn add_all(entries: &mut Entries, more: Entries, owner: &Owner<'_>) -> Result<()> {
     for (key, value) in more {
-        if key.is_empty()
-            || !key
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-        {
-            bail!(
-                "\"{key}\" is not a valid key name for a ConfigMap: a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')"
-            );
+        let why = machinery::format::config_key(&key);
+        if !why.is_empty() {
+            return Err(owner.invalid(&key, &why));
         }
-        if entries.iter().any(|(known, _)| *known == key) {
-            bail!("cannot add key {key:?}, another key by that name already exists in Data");
+        if let Some((_, known)) = entries.iter().find(|(known, _)| *known == key) {
+            return Err(owner.duplicate(&key, known));
         }
         entries.push((key, value));
     }
@@ -234,7 +266,7 @@ fn encoded(entries: Entries) -> Value {
 
 impl ConfigMap {
     pub(super) fn generate(&self) -> Result<Generated> {
-        let (data, binary) = split_text(self.sources.read()?);
+        let (data, binary) = split_text(self.sources.read(&Owner::ConfigMap(&self.name))?);
         let mut object =
             json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": self.name}});
         if !data.is_empty() {
@@ -325,7 +357,7 @@ impl Secret {
 
 impl Generic {
     fn object(&self) -> Result<Value> {
-        let data = encoded(self.sources.read()?);
+        let data = encoded(self.sources.read(&Owner::Secret)?);
         let kind = self.secret_type.as_deref().unwrap_or_default();
         Ok(secret(&self.name, kind, data, self.sources.append_hash))
     }
@@ -434,7 +466,13 @@ mod tests {
             from_env_file: Vec::new(),
             append_hash: false,
         };
-        assert_eq!(sources(&[], &["a='b'", "c=d=e"]).read().unwrap()[0].1, b"b");
+        assert_eq!(
+            sources(&[], &["a='b'", "c=d=e"])
+                .read(&Owner::Secret)
+                .unwrap()[0]
+                .1,
+            b"b"
+        );
         for bad in [
             sources(&[], &["a"]),
             sources(&[], &["a=1", "a=2"]),
@@ -443,7 +481,7 @@ mod tests {
             sources(&["x="], &[]),
             sources(&["/nonexistent-file"], &[]),
         ] {
-            assert!(bad.read().is_err(), "{bad:?}");
+            assert!(bad.read(&Owner::Secret).is_err(), "{bad:?}");
         }
     }
 }

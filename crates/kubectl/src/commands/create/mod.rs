@@ -40,6 +40,9 @@ pub(crate) struct Create {
     /// Edit the object before it is created
     #[arg(long)]
     edit: bool,
+    /// With --edit: end lines as Windows does
+    #[arg(long)]
+    windows_line_endings: bool,
     /// Raw URI to POST the file to
     #[arg(long, value_name = "URI")]
     raw: Option<String>,
@@ -169,10 +172,16 @@ impl Create {
             manifests.retain(|manifest| crate::json::selects(&selector, &manifest.object));
         }
         if self.edit {
-            let mut editor = super::edit::Editor::default();
-            for manifest in &mut manifests {
-                manifest.object = editor.edit_one(&manifest.object)?;
+            let mut editor =
+                super::editor::Editor::new(&self.common.print, self.windows_line_endings)?;
+            let mut edited = Vec::new();
+            for mut manifest in manifests {
+                if let Some(object) = editor.edit_one(&manifest.object)? {
+                    manifest.object = object;
+                    edited.push(manifest);
+                }
             }
+            manifests = edited;
         }
         let mut errors = Vec::new();
         let report = Report::new(&self.common.print, self.common.dry_run.mode()?)?;

@@ -24,7 +24,7 @@ use serde_json::Value;
 
 use crate::{
     api::with_query,
-    args::Selection,
+    args::{FilesOrSelector, Selection},
     error,
     json::str_of,
     resources::{self, Named, Target},
@@ -40,7 +40,15 @@ pub(crate) struct Describe {
     /// TYPE [NAME-PREFIX…] or TYPE/NAME…
     resources: Vec<String>,
     #[command(flatten)]
-    selection: Selection,
+    given: FilesOrSelector,
+    /// List the objects across all namespaces
+    #[arg(short = 'A', long)]
+    all_namespaces: bool,
+    /// Fetch large lists in chunks of this many objects; 0 fetches all at once
+    // Lists are always fetched in chunks.
+    #[allow(dead_code)]
+    #[arg(long, default_value_t = 500, value_name = "COUNT")]
+    chunk_size: i64,
     /// Display events related to the described object; by default for a single object only
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     show_events: Option<bool>,
@@ -48,12 +56,13 @@ pub(crate) struct Describe {
 
 impl Describe {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
-        if self.resources.is_empty() && self.selection.files.is_empty() {
+        if self.resources.is_empty() && self.given.files.is_empty() {
             bail!(
                 "You must specify the type of resource to describe. Use \"kubectl api-resources\" for a complete list of supported resources."
             );
         }
-        let targets = resources::targets(session, &self.selection, &self.resources, true).await?;
+        let selection = self.selection();
+        let targets = resources::targets(session, &selection, &self.resources, true).await?;
         let mut errors = Vec::new();
         let mut printed = 0;
         for target in &targets {
@@ -80,12 +89,19 @@ impl Describe {
             }
         }
         if targets.is_empty() {
-            match self.selection.all_namespaces {
+            match self.all_namespaces {
                 true => eprintln!("No resources found"),
                 false => eprintln!("No resources found in {} namespace.", session.namespace),
             }
         }
         error::aggregate(errors)
+    }
+
+    fn selection(&self) -> Selection {
+        Selection {
+            all_namespaces: self.all_namespaces,
+            ..Selection::from(&self.given)
+        }
     }
 
     async fn describe(
@@ -112,7 +128,7 @@ impl Describe {
         let Named::Types(_) = resources::named(session, &words).await? else {
             return Ok(Vec::new());
         };
-        let all = resources::targets(session, &self.selection, &words, true).await?;
+        let all = resources::targets(session, &self.selection(), &words, true).await?;
         Ok(all
             .into_iter()
             .filter(|one| one.name.starts_with(&target.name))

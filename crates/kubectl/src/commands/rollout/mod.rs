@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{PatchType, Query},
-    args::{DryRunMode, Selection},
+    args::{DryRunMode, FilesOrSelector},
     error,
     output::PrintFlags,
     resources::{self, Target},
@@ -62,7 +62,7 @@ pub(super) struct Which {
     /// TYPE NAME or TYPE/NAME
     resources: Vec<String>,
     #[command(flatten)]
-    selection: Selection,
+    selection: FilesOrSelector,
 }
 
 impl Which {
@@ -70,7 +70,8 @@ impl Which {
         if self.resources.is_empty() && self.selection.files.is_empty() {
             bail!("required resource not specified");
         }
-        let targets = resources::targets(session, &self.selection, &self.resources, all).await?;
+        let selection = (&self.selection).into();
+        let targets = resources::targets(session, &selection, &self.resources, all).await?;
         if targets.is_empty() {
             eprintln!("No resources found in {} namespace.", session.namespace);
         }

@@ -3,16 +3,16 @@
 use std::io::BufRead;
 
 use anyhow::{Context, Result, bail};
-use base64::{Engine, prelude::BASE64_STANDARD};
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::{
+    args::{FilesOrSelector, Selection},
     json::{entries, list, str_of},
     session::Session,
 };
 
-use super::{Common, each_container, pod_spec, split_words};
+use super::{Common, each_container, env_values, is_selected, pod_spec, split_words};
 
 /// Flags of `set env`.
 #[derive(Debug, Args)]
@@ -44,6 +44,8 @@ pub(super) struct Env {
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     overwrite: bool,
     #[command(flatten)]
+    selection: FilesOrSelector,
+    #[command(flatten)]
     common: Common,
 }
 
@@ -61,12 +63,17 @@ impl Env {
                     .collect::<Result<Vec<_>, _>>()?,
             );
         }
-        if names.is_empty() && self.common.selection.files.is_empty() {
+        let selection = Selection::from(&self.selection);
+        self.common.check_local()?;
+        if names.is_empty() && selection.files.is_empty() {
             bail!(
                 "one or more resources must be specified as <resource> <name> or <resource>/<name>"
             );
         }
-        super::check_names(&names, &self.common)?;
+        if self.list && self.common.print.output.is_some() {
+            bail!("--list and --output may not be specified together");
+        }
+        super::check_names(&names, &selection, &self.common)?;
         super::refuse_stray_words(&names)?;
         if !self.keys.is_empty() && self.from.is_none() {
             bail!("when specifying --keys, a configmap or secret must be provided with --from");
@@ -76,7 +83,9 @@ impl Env {
             set.extend(self.object_variables(session, from).await?);
         }
         if self.list {
-            return self.show(session, &names, &set).await;
+            return self
+                .show(session, (&selection, &names), (&set, &removed))
+                .await;
         }
         let change = |object: &mut Value| {
             let found = each_container(
@@ -84,23 +93,24 @@ impl Env {
                 &self.containers,
                 &["containers", "initContainers"],
                 |container| self.update(container, &set, &removed),
-            )?;
-            Ok(match found {
-                0 => {
-                    eprintln!(
-                        "Warning: {}/{} does not have any containers matching {:?}",
-                        str_of(&object["kind"]),
-                        str_of(&object["metadata"]["name"]),
-                        self.containers
-                    );
-                    false
-                }
-                _ => true,
-            })
+            );
+            let found = found.map_err(|error| match error.downcast_ref::<Taken>() {
+                Some(taken) => anyhow::anyhow!("{} {taken}", super::plural_name(object)),
+                None => error,
+            })?;
+            if found == 0 {
+                self.warn_of_no_containers(object);
+            }
+            Ok(found > 0)
         };
         let failure = "failed to patch env update to pod template:";
         self.common
-            .change(session, &names, ("env updated", failure), change)
+            .change(
+                session,
+                (&selection, &names),
+                ("env updated", failure),
+                change,
+            )
             .await
     }
 
@@ -116,7 +126,13 @@ impl Env {
                 .iter_mut()
                 .find(|known| known["name"] == variable["name"])
             {
-                Some(_) if !self.overwrite => {}
+                Some(known) if !self.overwrite && known["value"] != variable["value"] => {
+                    return Err(Taken {
+                        name: str_of(&known["name"]).to_owned(),
+                        value: str_of(&known["value"]).to_owned(),
+                    }
+                    .into());
+                }
                 Some(known) => *known = variable.clone(),
                 None => env.push(variable.clone()),
             }
@@ -159,69 +175,93 @@ impl Env {
         Ok(keys.filter(wanted).map(variable).collect())
     }
 
-    async fn show(&self, session: &Session, names: &[String], set: &[Value]) -> Result<()> {
-        for (_, mut object) in self.common.objects(session, names).await? {
-            let kind = str_of(&object["kind"]).to_owned();
-            let name = str_of(&object["metadata"]["name"]).to_owned();
-            let spec = pod_spec(&mut object)?;
-            let containers: Vec<Value> = list(&spec["containers"])
-                .chain(list(&spec["initContainers"]))
+    async fn show(
+        &self,
+        session: &Session,
+        (selection, names): (&Selection, &[String]),
+        (set, removed): (&[Value], &[String]),
+    ) -> Result<()> {
+        for (_, mut object) in self.common.objects(session, selection, names).await? {
+            let whole = object.clone();
+            let kind = str_of(&whole["kind"]);
+            let name = str_of(&whole["metadata"]["name"]);
+            // Objects without pods have nothing to show.
+            let Ok(spec) = pod_spec(&mut object) else {
+                continue;
+            };
+            let is_chosen =
+                |container: &&Value| is_selected(str_of(&container["name"]), &self.containers);
+            let chosen: Vec<Value> = env_values::containers(spec)
+                .filter(is_chosen)
                 .cloned()
                 .collect();
-            for mut container in containers {
-                if !crate::glob::matches(&self.containers, str_of(&container["name"])) {
-                    continue;
+            if chosen.is_empty() {
+                self.warn_of_no_containers(&whole);
+            }
+            for mut container in chosen {
+                if self.update(&mut container, set, removed).is_err() {
+                    break;
                 }
-                self.update(&mut container, set, &[])?;
                 println!("# {kind} {name}, container {}", str_of(&container["name"]));
-                for variable in list(&container["env"]) {
-                    println!("{}", self.line(session, variable).await?);
-                }
+                self.show_container(session, &whole, &container).await;
             }
         }
         Ok(())
     }
 
-    async fn line(&self, session: &Session, variable: &Value) -> Result<String> {
-        let name = str_of(&variable["name"]);
-        let Some((kind, source)) = variable["valueFrom"]
-            .as_object()
-            .and_then(|from| from.iter().next())
-        else {
-            return Ok(format!("{name}={}", str_of(&variable["value"])));
-        };
-        let (object, key) = (str_of(&source["name"]), str_of(&source["key"]));
-        let (plural, what) = match kind.as_str() {
-            "configMapKeyRef" => ("configmaps", "configmap"),
-            "secretKeyRef" => ("secrets", "secret"),
-            "fieldRef" => {
-                return Ok(format!(
-                    "# {name} from field path {}",
-                    str_of(&source["fieldPath"])
-                ));
+    async fn show_container(&self, session: &Session, object: &Value, container: &Value) {
+        let mut resolver = env_values::Resolver::default();
+        let mut failed = Vec::new();
+        for variable in list(&container["env"]) {
+            let name = str_of(&variable["name"]);
+            let Some(from) = variable.get("valueFrom") else {
+                println!("{name}={}", str_of(&variable["value"]));
+                continue;
+            };
+            if self.resolve {
+                match resolver.value(session, from, (object, container)).await {
+                    Ok(value) => {
+                        println!("{name}={value}");
+                        continue;
+                    }
+                    Err(error) => failed.push((name.to_owned(), error.to_string())),
+                }
             }
-            _ => {
-                return Ok(format!(
-                    "# {name} from resource field {}",
-                    str_of(&source["resource"])
-                ));
-            }
-        };
-        if !self.resolve {
-            return Ok(format!("# {name} from {what} {object}, key {key}"));
+            println!("# {name} from {}", env_values::describe(from));
         }
-        let path = format!("/api/v1/namespaces/{}/{plural}/{object}", session.namespace);
-        let found = session.api.get(&path).await?;
-        let value = str_of(&found["data"][key]);
-        match what {
-            "secret" => {
-                let bytes = BASE64_STANDARD.decode(value).unwrap_or_default();
-                Ok(format!("{name}={}", String::from_utf8_lossy(&bytes)))
-            }
-            _ => Ok(format!("{name}={value}")),
+        for line in env_values::failures(failed) {
+            eprintln!("{line}");
         }
     }
+
+    fn warn_of_no_containers(&self, object: &Value) {
+        eprintln!(
+            "Warning: {}/{} does not have any containers matching {:?}",
+            str_of(&object["kind"]),
+            str_of(&object["metadata"]["name"]),
+            self.containers
+        );
+    }
 }
+
+/// A variable that may not be overwritten.
+#[derive(Debug)]
+struct Taken {
+    name: String,
+    value: String,
+}
+
+impl std::fmt::Display for Taken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, value } = self;
+        write!(
+            f,
+            "'{name}' already has a value ({value}), and --overwrite is false"
+        )
+    }
+}
+
+impl std::error::Error for Taken {}
 
 /// Variables to set, and names to remove.
 fn parse(pairs: &[String]) -> Result<(Vec<Value>, Vec<String>)> {

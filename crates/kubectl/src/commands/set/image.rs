@@ -4,7 +4,10 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::json;
 
-use crate::session::Session;
+use crate::{
+    args::{FilesOrSelector, Selection},
+    session::Session,
+};
 
 use super::{Common, each_container, split_words};
 
@@ -14,13 +17,16 @@ pub(super) struct Image {
     /// TYPE NAME or TYPE/NAME, then CONTAINER=IMAGE…; * is every container
     words: Vec<String>,
     #[command(flatten)]
+    selection: FilesOrSelector,
+    #[command(flatten)]
     common: Common,
 }
 
 impl Image {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
         let (names, pairs) = split_words(&self.words);
-        super::check_names(&names, &self.common)?;
+        let selection = Selection::from(&self.selection);
+        super::check_names(&names, &selection, &self.common)?;
         super::refuse_stray_words(&names)?;
         if pairs.is_empty() {
             bail!("at least one image update is required");
@@ -56,7 +62,7 @@ impl Image {
         self.common
             .change(
                 session,
-                &names,
+                (&selection, &names),
                 (
                     "image updated",
                     "failed to patch image update to pod template:",

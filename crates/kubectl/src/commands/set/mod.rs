@@ -1,6 +1,7 @@
 //! `kubectl set env|image|resources|selector|serviceaccount|subject`
 
 mod env;
+mod env_values;
 mod image;
 mod resources;
 mod selector;
@@ -67,8 +68,6 @@ impl Set {
 /// Flags of every `set` command.
 #[derive(Debug, Args)]
 pub(super) struct Common {
-    #[command(flatten)]
-    pub selection: Selection,
     /// Select all resources, in the namespace of the specified resource types
     #[arg(long)]
     pub all: bool,
@@ -85,21 +84,30 @@ pub(super) struct Common {
 }
 
 impl Common {
+    /// `--local` never asks the server, not even for a dry run.
+    pub(super) fn check_local(&self) -> Result<()> {
+        if self.local && self.dry_run.mode()? == DryRunMode::Server {
+            bail!("cannot specify --local and --dry-run=server - did you mean --dry-run=client?");
+        }
+        Ok(())
+    }
+
     /// The objects with their current state.
     pub(super) async fn objects(
         &self,
         session: &Session,
+        selection: &Selection,
         words: &[String],
     ) -> Result<Vec<(Option<Target>, Value)>> {
         if self.local {
-            let manifests = manifest::read(&self.selection.files).await?;
+            let manifests = manifest::read(&selection.files).await?;
             return Ok(manifests
                 .into_iter()
                 .map(|manifest| (None, manifest.object))
                 .collect());
         }
         let mut objects = Vec::new();
-        for target in targets::targets(session, &self.selection, words, self.all).await? {
+        for target in targets::targets(session, selection, words, self.all).await? {
             let object = match target.manifest.is_some() {
                 true => session.api.get(&target.path()).await?,
                 false => target.get(session).await?,
@@ -114,7 +122,7 @@ impl Common {
     pub(super) async fn change(
         &self,
         session: &Session,
-        words: &[String],
+        (selection, words): (&Selection, &[String]),
         (deed, failure): (&str, &str),
         change: impl Fn(&mut Value) -> Result<bool>,
     ) -> Result<()> {
@@ -123,7 +131,7 @@ impl Common {
         let mut query: Query = vec![("fieldManager", self.field_manager.clone())];
         query.extend(dry_run.parameter());
         let mut errors = Vec::new();
-        for (target, before) in self.objects(session, words).await? {
+        for (target, before) in self.objects(session, selection, words).await? {
             let changed = self
                 .change_one(session, target.as_ref(), &before, dry_run, &query, &change)
                 .await;
@@ -175,13 +183,16 @@ impl Common {
     }
 }
 
+/// `deployments/web`
+pub(super) fn plural_name(object: &Value) -> String {
+    let kind = str_of(&object["kind"]).to_lowercase();
+    format!("{kind}s/{}", str_of(&object["metadata"]["name"]))
+}
+
 /// The pod spec in an object: its own, its template's or its job template's.
 pub(super) fn pod_spec(object: &mut Value) -> Result<&mut Value> {
     let kind = str_of(&object["kind"]).to_owned();
-    let (name, go_type) = (
-        str_of(&object["metadata"]["name"]).to_owned(),
-        error::go_type(object),
-    );
+    let (name, go_type) = (plural_name(object), error::go_type(object));
     let spec = match kind.as_str() {
         "Pod" => object.pointer_mut("/spec"),
         "CronJob" => object.pointer_mut("/spec/jobTemplate/spec/template/spec"),
@@ -189,10 +200,7 @@ pub(super) fn pod_spec(object: &mut Value) -> Result<&mut Value> {
     };
     match spec {
         Some(spec) => Ok(spec),
-        None => bail!(
-            "{}s/{name} the object is not a pod or does not have a pod template: {go_type}",
-            kind.to_lowercase()
-        ),
+        None => bail!("{name} the object is not a pod or does not have a pod template: {go_type}"),
     }
 }
 
@@ -212,13 +220,35 @@ pub(super) fn each_container(
             .into_iter()
             .flatten()
         {
-            if crate::glob::matches(pattern, str_of(&container["name"])) {
+            if is_selected(str_of(&container["name"]), pattern) {
                 with(container)?;
                 count += 1;
             }
         }
     }
     Ok(count)
+}
+
+/// Whether a container's name matches a pattern with `*`. As in upstream, the part before the first
+/// star may be anywhere in the name.
+pub(super) fn is_selected(name: &str, pattern: &str) -> bool {
+    let parts: Vec<&str> = pattern.split('*').collect();
+    if parts.len() == 1 {
+        return name == pattern;
+    }
+    let mut at = 0;
+    for (index, part) in parts.iter().enumerate() {
+        if part.is_empty() {
+            continue;
+        }
+        let found = name.get(at..).and_then(|rest| rest.find(part));
+        let is_last = index == parts.len() - 1;
+        match found {
+            Some(next) if next >= at && !(is_last && name.len() != part.len() + next) => at = next,
+            _ => return false,
+        }
+    }
+    true
 }
 
 /// The error for an argument beside `TYPE/NAME`.
@@ -230,12 +260,12 @@ pub(super) fn refuse_stray_words(names: &[String]) -> Result<()> {
     }
 }
 
-/// Arguments that name no object, or whole types, are rejected first.
-pub(super) fn check_names(names: &[String], common: &Common) -> Result<()> {
-    let is_named = !common.selection.files.is_empty() || common.local;
+/// What names nothing, or whole types, is said before anything else.
+pub(super) fn check_names(names: &[String], selection: &Selection, common: &Common) -> Result<()> {
+    let is_named = !selection.files.is_empty() || common.local;
     match names {
         [] if !is_named => bail!(targets::NOTHING),
-        [kind] if !kind.contains('/') && !common.all && common.selection.selector.is_none() => {
+        [kind] if !kind.contains('/') && !common.all && selection.selector.is_none() => {
             bail!("resource(s) were provided, but no name was specified")
         }
         _ => Ok(()),
@@ -249,4 +279,27 @@ pub(super) fn split_words(words: &[String]) -> (Vec<String>, Vec<String>) {
     let (pairs, names): (Vec<&String>, Vec<&String>) = words.iter().partition(is_pair);
     let owned = |words: Vec<&String>| words.into_iter().cloned().collect();
     (owned(names), owned(pairs))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn containers_are_selected_as_by_upstream() {
+        for (name, pattern, expected) in [
+            ("web", "*", true),
+            ("web", "web", true),
+            ("web", "we", false),
+            ("web", "w*", true),
+            ("new", "w*", true),
+            ("web", "*b", true),
+            ("web", "*e", false),
+            ("web", "w*b", true),
+            ("web", "x*", false),
+            ("web", "", false),
+        ] {
+            assert_eq!(is_selected(name, pattern), expected, "{name} {pattern}");
+        }
+    }
 }

@@ -5,7 +5,10 @@ use clap::Args;
 use machinery::quantity::Quantity;
 use serde_json::{Value, json};
 
-use crate::session::Session;
+use crate::{
+    args::{FilesOrSelector, Selection},
+    session::Session,
+};
 
 use super::{Common, each_container};
 
@@ -24,12 +27,15 @@ pub(super) struct Resources {
     #[arg(long)]
     requests: Option<String>,
     #[command(flatten)]
+    selection: FilesOrSelector,
+    #[command(flatten)]
     common: Common,
 }
 
 impl Resources {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
-        super::check_names(&self.words, &self.common)?;
+        let selection = Selection::from(&self.selection);
+        super::check_names(&self.words, &selection, &self.common)?;
         if self.limits.is_none() && self.requests.is_none() {
             bail!(
                 "you must specify an update to requests or limits (in the form of --requests/--limits)"
@@ -59,7 +65,7 @@ impl Resources {
         self.common
             .change(
                 session,
-                &self.words,
+                (&selection, &self.words),
                 (
                     "resource requirements updated",
                     "failed to patch resources update to pod template",

@@ -4,7 +4,10 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::Value;
 
-use crate::session::Session;
+use crate::{
+    args::{Files, RecursiveFiles, Selection},
+    session::Session,
+};
 
 use super::Common;
 
@@ -17,6 +20,8 @@ pub(super) struct Selector {
     #[arg(long, value_name = "VERSION")]
     resource_version: Option<String>,
     #[command(flatten)]
+    files: RecursiveFiles,
+    #[command(flatten)]
     common: Common,
 }
 
@@ -25,7 +30,8 @@ impl Selector {
         let Some((selector, names)) = self.words.split_last() else {
             bail!("one selector is required");
         };
-        super::check_names(names, &self.common)?;
+        let selection = Selection::from(&Files::from(&self.files));
+        super::check_names(names, &selection, &self.common)?;
         if !selector.contains('=') {
             bail!("match expression [{{{selector} Exists []}}] not supported on this object");
         }
@@ -43,7 +49,12 @@ impl Selector {
             Ok(true)
         };
         self.common
-            .change(session, names, ("selector updated", ""), change)
+            .change(
+                session,
+                (&selection, names),
+                ("selector updated", ""),
+                change,
+            )
             .await
     }
 }

@@ -4,7 +4,10 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::session::Session;
+use crate::{
+    args::{Files, Selection},
+    session::Session,
+};
 
 use super::{Common, pod_spec};
 
@@ -14,6 +17,8 @@ pub(super) struct ServiceAccount {
     /// TYPE NAME or TYPE/NAME, then the service account
     words: Vec<String>,
     #[command(flatten)]
+    files: Files,
+    #[command(flatten)]
     common: Common,
 }
 
@@ -22,6 +27,7 @@ impl ServiceAccount {
         let Some((account, names)) = self.words.split_last() else {
             bail!("serviceaccount is required");
         };
+        let selection = Selection::from(&self.files);
         let change = |object: &mut Value| {
             let spec = pod_spec(object)?;
             spec["serviceAccountName"] = json!(account);
@@ -33,7 +39,7 @@ impl ServiceAccount {
         self.common
             .change(
                 session,
-                names,
+                (&selection, names),
                 (
                     "serviceaccount updated",
                     "failed to patch ServiceAccountName",

@@ -4,7 +4,10 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::session::Session;
+use crate::{
+    args::{FilesOrSelector, Selection},
+    session::Session,
+};
 
 use super::Common;
 
@@ -23,15 +26,20 @@ pub(super) struct Subject {
     #[arg(long, value_name = "NAMESPACE:NAME")]
     serviceaccount: Vec<String>,
     #[command(flatten)]
+    selection: FilesOrSelector,
+    #[command(flatten)]
     common: Common,
 }
 
 impl Subject {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
-        super::check_names(&self.words, &self.common)?;
+        let selection = Selection::from(&self.selection);
+        super::check_names(&self.words, &selection, &self.common)?;
         const GROUP: &str = "rbac.authorization.k8s.io";
-        // Missing objects are reported before invalid subjects.
-        self.common.objects(session, &self.words).await?;
+        // What does not exist is said before what is wrong with the subjects.
+        self.common
+            .objects(session, &selection, &self.words)
+            .await?;
         let mut subjects = Vec::new();
         for (kind, names) in [("User", &self.subject_user), ("Group", &self.group)] {
             subjects.extend(
@@ -77,7 +85,7 @@ impl Subject {
         self.common
             .change(
                 session,
-                &self.words,
+                (&selection, &self.words),
                 (
                     "subjects updated",
                     "failed to patch subjects to rolebinding:",
