@@ -12,6 +12,7 @@ mod lenient;
 pub mod metrics;
 mod servers;
 mod transport;
+mod unvectored;
 
 use std::path::PathBuf;
 

@@ -29,7 +29,7 @@ use tokio::{net::TcpStream, sync::watch, task::JoinSet};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::{BoxError, ServiceExt};
 
-use crate::{Error, metrics::Counted, servers::Servers};
+use crate::{Error, metrics::Counted, servers::Servers, unvectored::Unvectored};
 
 /// The default user agent.
 const AGENT: &str = concat!("mainstay/", env!("CARGO_PKG_VERSION"));
@@ -277,13 +277,13 @@ impl Connect {
             tunnel(&mut tcp, &host, port).await?;
         }
         if is_plaintext {
-            return Ok(Stream::Plain(TokioIo::new(tcp)));
+            return Ok(Stream::Plain(TokioIo::new(Unvectored(tcp))));
         }
         let name = match self.server_name {
             Some(name) => name,
             None => ServerName::try_from(host)?,
         };
-        let tls = tokio::time::timeout(patience, self.tls.connect(name, tcp))
+        let tls = tokio::time::timeout(patience, self.tls.connect(name, Unvectored(tcp)))
             .await
             .map_err(|_| format!("no TLS handshake with {address} within {patience:?}"))??;
         Ok(Stream::Tls(Box::new(TokioIo::new(tls))))
@@ -385,8 +385,8 @@ async fn resolve(host: &str) -> Result<IpAddr, BoxError> {
 
 /// A connection that reports the negotiated protocol to hyper.
 enum Stream {
-    Tls(Box<TokioIo<TlsStream<TcpStream>>>),
-    Plain(TokioIo<TcpStream>),
+    Tls(Box<TokioIo<TlsStream<Unvectored>>>),
+    Plain(TokioIo<Unvectored>),
 }
 
 impl Connection for Stream {
@@ -436,24 +436,6 @@ impl Write for Stream {
         match self.get_mut() {
             Self::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(context),
             Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Tls(stream) => stream.is_write_vectored(),
-            Self::Plain(stream) => stream.is_write_vectored(),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[std::io::IoSlice<'_>],
-    ) -> Poll<std::io::Result<usize>> {
-        match self.get_mut() {
-            Self::Tls(stream) => Pin::new(stream.as_mut()).poll_write_vectored(context, bytes),
-            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(context, bytes),
         }
     }
 }

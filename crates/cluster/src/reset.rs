@@ -112,7 +112,12 @@ fn remove_logs(dir: &Path, owner: &Path, report: &mut Report) -> Result<(), Erro
     }
     report.kept.append(&mut removed.kept);
     count(&mut report.removed, removed.removed.len(), "log directory");
-    kubelet::remove_dangling_log_links(&dir.with_file_name("containers"), dir);
+    let links = dir.with_file_name("containers");
+    kubelet::remove_dangling_log_links(&links, dir);
+    // Other runtimes may use them too: they go only if they are empty.
+    for shared in [dir, &links] {
+        let _ = fs::remove_dir(shared);
+    }
     Ok(())
 }
 
@@ -380,6 +385,11 @@ mod tests {
         assert_eq!(report.removed, ["1 log directory"]);
         let left = |name: &str| pods.join(name).exists();
         assert!(!left("a_b_1") && left("a_b_2") && left("c"));
+        for name in ["a_b_2", "c"] {
+            fs::remove_dir_all(pods.join(name)).unwrap();
+        }
+        remove_logs(&pods, owner, &mut report).unwrap();
+        assert!(!pods.exists());
     }
 
     #[test]

@@ -130,10 +130,21 @@ pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
         _ => String::new(),
     };
     let path = called(words);
-    let see = format!("See '{path} --help' for usage.");
+    // 1 of `diff` means that there is a difference.
+    let (see, failure) = match path.as_str() {
+        "kubectl diff" => (
+            format!("See '{path} -h' for help and examples"),
+            ExitCode::from(2),
+        ),
+        _ => (format!("See '{path} --help' for usage."), ExitCode::FAILURE),
+    };
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             print!("{}", with_shown_names(error.render().to_string()));
+            return ExitCode::SUCCESS;
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand if path == "kubectl certificate" => {
+            print!("{}", error.render());
             return ExitCode::SUCCESS;
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => eprint!("{}", error.render()),
@@ -238,7 +249,7 @@ pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
             eprintln!("{first}\n{see}");
         }
     }
-    ExitCode::FAILURE
+    failure
 }
 
 /// The flags as users write them: `--user` of bindings has another name inside.
@@ -284,7 +295,9 @@ fn reason(error: &clap::Error) -> String {
 fn unexpected(path: &str, given: &str) -> String {
     let said = match path {
         "kubectl" => return format!("unknown command {given:?} for {path:?}"),
-        "kubectl create" | "kubectl apply" => format!("Unexpected args: [{given}]"),
+        "kubectl create" | "kubectl apply" | "kubectl diff" => {
+            format!("Unexpected args: [{given}]")
+        }
         "kubectl completion" => "Too many arguments. Expected only the shell type.".to_owned(),
         "kubectl explain" => return "We accept only this format: explain RESOURCE".to_owned(),
         "kubectl version" => return format!("extra arguments: [{given}]"),

@@ -22,6 +22,10 @@ pub(crate) const STRAY_WORD: &str = "there is no need to specify a resource type
     arguments in resource/name form (e.g. 'kubectl get resource/<resource_name>' instead of \
     'kubectl get resource resource/<resource_name>'";
 
+/// The error for types and names beside `--local`.
+pub(crate) const LOCAL_TYPES: &str = "you must specify resources by --filename when --local is set.\n\
+    Example resource specifications include:\n   '-f rsrc.yaml'\n   '--filename=rsrc.json'";
+
 /// One object that a command is about.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {

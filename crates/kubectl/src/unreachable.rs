@@ -79,10 +79,15 @@ fn certificate_reason(error: &CertificateError) -> String {
 fn wrong_name(expected: &str, presented: &[String]) -> String {
     let is_address = expected.parse::<std::net::IpAddr>().is_ok();
     let kind = if is_address { "IpAddress(" } else { "DnsName(" };
-    let names: Vec<&str> = presented
+    let names: Vec<String> = presented
         .iter()
         .filter_map(|name| name.strip_prefix(kind))
         .map(|name| name.trim_end_matches(')').trim_matches('"'))
+        // `0::1` as `::1`.
+        .map(|name| match name.parse::<std::net::IpAddr>() {
+            Ok(address) => address.to_string(),
+            Err(_) => name.to_owned(),
+        })
         .collect();
     match (names.is_empty(), is_address) {
         (true, true) => format!(
@@ -120,7 +125,7 @@ mod tests {
         let presented = vec![
             "DnsName(\"kubernetes\")".to_owned(),
             "IpAddress(10.96.0.1)".to_owned(),
-            "IpAddress(127.0.0.1)".to_owned(),
+            "IpAddress(0::1)".to_owned(),
         ];
         let not_for =
             |expected: &str, presented: Vec<String>| CertificateError::NotValidForNameContext {
@@ -145,7 +150,7 @@ mod tests {
             ),
             (
                 not_for("10.1.1.1", presented),
-                "certificate is valid for 10.96.0.1, 127.0.0.1, not 10.1.1.1",
+                "certificate is valid for 10.96.0.1, ::1, not 10.1.1.1",
             ),
             (
                 not_for("10.1.1.1", Vec::new()),

@@ -50,8 +50,12 @@ if [ -e /var/lib/mainstay/mainstay.json ]; then
 fi
 ";
 
+/// Directories that the links of completions needed go if they are empty.
 const AFTER_REMOVE: &str = "#!/bin/sh
 set -e
+for place in bash-completion/completions zsh/vendor-completions fish/vendor_completions.d; do
+  (cd /usr/share && rmdir --parents $place) 2>/dev/null || true
+done
 if [ -d /run/systemd/system ]; then
   systemctl daemon-reload
 fi

@@ -55,7 +55,9 @@ fn journal(asked: &Logs) -> Result<()> {
     if let Some(part) = &asked.part {
         command.args(["--grep", &format!("[ \"]{part}(::|:|\")")]);
     }
-    let status = command.status().context("journalctl")?;
+    let status = command.status().with_context(|| {
+        format!("cannot run journalctl: the service {UNIT} logs to systemd's journal, `mainstay up --detach` to a file")
+    })?;
     anyhow::ensure!(status.success(), "journalctl: {status}");
     Ok(())
 }

@@ -18,7 +18,7 @@ use crate::{
     three_way,
 };
 
-use super::apply::{last_applied, prune};
+use super::apply::{LAST_APPLIED, last_applied, prune};
 
 /// Flags of `diff`.
 #[derive(Debug, Args)]
@@ -143,6 +143,8 @@ impl Diff {
                 .patch(&target.path(), PatchType::Apply, &wanted, &query)
                 .await;
         }
+        let mut wanted = wanted;
+        prepare(&mut wanted);
         let Some(live) = live else {
             return session
                 .api
@@ -176,6 +178,17 @@ impl Diff {
         if is_secret && !self.show_secrets {
             mask(live, merged);
         }
+    }
+}
+
+/// The object has annotations, if only none, and not the one of the last apply: so the annotations of
+/// the last apply, which are always there, do not count as removed.
+fn prepare(wanted: &mut Value) {
+    if !wanted["metadata"]["annotations"].is_object() {
+        wanted["metadata"]["annotations"] = json!({});
+    }
+    if let Some(annotations) = wanted["metadata"]["annotations"].as_object_mut() {
+        annotations.shift_remove(LAST_APPLIED);
     }
 }
 
@@ -257,6 +270,17 @@ fn compare(live: &Path, merged: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_annotation_of_the_last_apply_does_not_count_as_removed() {
+        let applied = json!({"kind": "A", "metadata": {"name": "a"}, "spec": {"x": 1}});
+        let mut live = applied.clone();
+        super::super::apply::annotate(&mut live);
+        let mut wanted = applied;
+        prepare(&mut wanted);
+        let patch = three_way::patch(&last_applied(&live), &wanted, &live, None);
+        assert_eq!(patch, json!({}));
+    }
 
     #[test]
     fn a_secrets_values_are_masked_and_changes_still_show() {

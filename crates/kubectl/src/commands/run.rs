@@ -119,6 +119,7 @@ impl Run {
                 false => error::usage("run", "NAME is required for run"),
             })?;
         let attach = self.attach.unwrap_or(self.stdin);
+        let policy = self.how.propagation_policy()?;
         self.check(attach)?;
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
@@ -144,7 +145,7 @@ impl Run {
         }
         let outcome = self.attached(session, &created).await;
         if self.remove {
-            self.remove(session, &created).await?;
+            self.remove(session, &created, policy).await?;
         }
         outcome
     }
@@ -348,8 +349,8 @@ impl Run {
     }
 
     /// Deletes the pod, and the service if there is one.
-    async fn remove(&self, session: &Session, created: &Value) -> Result<()> {
-        let options = json!({"propagationPolicy": self.how.propagation_policy()?});
+    async fn remove(&self, session: &Session, created: &Value, policy: &str) -> Result<()> {
+        let options = json!({"propagationPolicy": policy});
         let name = str_of(&created["metadata"]["name"]);
         let kinds: &[&str] = match self.expose {
             true => &["pods", "services"],

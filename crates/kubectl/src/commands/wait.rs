@@ -51,9 +51,6 @@ pub(crate) struct Wait {
     print: PrintFlags,
 }
 
-const LOCAL_TYPES: &str = "error: you must specify resources by --filename when --local is set.\n\
-     Example resource specifications include:\n   '-f rsrc.yaml'\n   '--filename=rsrc.json'";
-
 enum Condition {
     Delete,
     Create,
@@ -207,7 +204,7 @@ impl Wait {
             all_namespaces: self.all_namespaces,
         };
         if self.local && !self.resources.is_empty() {
-            bail!(LOCAL_TYPES);
+            bail!(resources::LOCAL_TYPES);
         }
         loop {
             let targets =

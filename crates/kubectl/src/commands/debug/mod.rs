@@ -140,6 +140,7 @@ impl Debug {
 
     /// Rejects conflicting flags before any request is sent.
     fn check(&self, custom: Option<&Value>) -> Result<()> {
+        self.variables()?;
         let has_image = !self.image.is_empty();
         let has_container = !self.container.is_empty();
         if self.attach == Some(true) && !has_image && !has_container {

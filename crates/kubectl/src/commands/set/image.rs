@@ -26,9 +26,12 @@ impl Image {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
         let (names, pairs) = split_words(&self.words);
         let selection = Selection::from(&self.selection);
+        self.common.refuse_local_names(&names)?;
         super::check_names(&names, &selection, &self.common)?;
         super::refuse_stray_words(&names)?;
         if pairs.is_empty() {
+            // Missing objects are reported before a missing image.
+            self.common.objects(session, &selection, &names).await?;
             bail!("at least one image update is required");
         }
         let changes: Vec<(&str, &str)> = pairs
@@ -43,6 +46,7 @@ impl Image {
                 "all containers are already specified by *, but saw more than one container_name=container_image pairs"
             );
         }
+        self.common.check_local()?;
         let change = |object: &mut serde_json::Value| {
             for (name, image) in &changes {
                 let fields: &[&str] = match *name {

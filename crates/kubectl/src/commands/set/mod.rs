@@ -92,6 +92,14 @@ impl Common {
         Ok(())
     }
 
+    /// `--local` reads files only.
+    pub(super) fn refuse_local_names(&self, names: &[String]) -> Result<()> {
+        if self.local && !names.is_empty() {
+            bail!(targets::LOCAL_TYPES);
+        }
+        Ok(())
+    }
+
     /// The objects with their current state.
     pub(super) async fn objects(
         &self,
@@ -260,7 +268,7 @@ pub(super) fn refuse_stray_words(names: &[String]) -> Result<()> {
     }
 }
 
-/// What names nothing, or whole types, is said before anything else.
+/// Arguments that name no object, or whole types, are rejected first.
 pub(super) fn check_names(names: &[String], selection: &Selection, common: &Common) -> Result<()> {
     let is_named = !selection.files.is_empty() || common.local;
     match names {

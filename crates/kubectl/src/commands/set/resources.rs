@@ -35,7 +35,9 @@ pub(super) struct Resources {
 impl Resources {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
         let selection = Selection::from(&self.selection);
+        self.common.refuse_local_names(&self.words)?;
         super::check_names(&self.words, &selection, &self.common)?;
+        self.common.check_local()?;
         if self.limits.is_none() && self.requests.is_none() {
             bail!(
                 "you must specify an update to requests or limits (in the form of --requests/--limits)"

@@ -31,6 +31,7 @@ impl Selector {
             bail!("one selector is required");
         };
         let selection = Selection::from(&Files::from(&self.files));
+        self.common.refuse_local_names(names)?;
         super::check_names(names, &selection, &self.common)?;
         if !selector.contains('=') {
             bail!("match expression [{{{selector} Exists []}}] not supported on this object");

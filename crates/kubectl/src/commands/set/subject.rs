@@ -34,6 +34,7 @@ pub(super) struct Subject {
 impl Subject {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
         let selection = Selection::from(&self.selection);
+        self.common.refuse_local_names(&self.words)?;
         super::check_names(&self.words, &selection, &self.common)?;
         const GROUP: &str = "rbac.authorization.k8s.io";
         // What does not exist is said before what is wrong with the subjects.
