@@ -8,7 +8,7 @@ use std::{
     process::Command,
 };
 
-use testkit::Ran;
+use testkit::{Machine, Ran};
 
 fn run(program: &str, args: &[&str]) -> Ran {
     let output = Command::new(program).args(args).output();
@@ -137,4 +137,52 @@ fn a_release_is_packed_installed_into_an_empty_root_and_removed() {
     let install = ["install", "--root", text(&target)];
     run(&binary(), &install).success();
     assert!(target.join("usr/local/bin/mainstay").exists());
+}
+
+/// A minimal Debian below `target/`, made once; `None` if this machine cannot make one.
+fn debian_root() -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("debian");
+    let (new, made) = (root.with_extension("new"), root.join("etc/debian_version"));
+    if made.exists() {
+        return Some(root);
+    }
+    let _ = fs::remove_dir_all(&new);
+    let suite = ["--variant=minbase", "--include=nftables,conntrack"];
+    let ran = Command::new("debootstrap")
+        .args(suite)
+        .args(["bookworm", text(&new)])
+        .output();
+    match ran {
+        Ok(ran) if ran.status.success() => {
+            fs::rename(&new, &root).expect("a new root");
+            Some(root)
+        }
+        Ok(_) => {
+            reference::skip("needs Debian's packages");
+            None
+        }
+        Err(_) => {
+            reference::skip("needs debootstrap");
+            None
+        }
+    }
+}
+
+#[test]
+fn a_clean_debian_runs_a_pod_and_keeps_nothing_of_the_package() {
+    let Some(root) = debian_root() else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let packages = make(directory.path());
+    let story = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/debian/enter.sh");
+    let machine = Machine::new();
+    let package = text(one(&packages, ".deb"));
+    let own = ["--mount", "--pid", "--fork", "--kill-child", "sh", story];
+    let program = binary();
+    let own = [&own[..], &[text(&root), package, &program]].concat();
+    let ran = machine.run("unshare", &own);
+    if !ran.ok {
+        // What is left of a failed run must not be found by the next one.
+        fs::remove_dir_all(&root).expect("the root goes");
+    }
+    assert!(ran.success().ends_with("nothing stays\n"));
 }
