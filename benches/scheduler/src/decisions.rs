@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Node, Pod as ApiPod};
 use scheduler::{
     cluster::NodeInfo,
     cycle::{Outcome, Scheduling},
-    framework::{PostFilter, profile::Profile},
+    framework::profile::Profile,
     matching::Labels,
     pod::{PodInfo, Pods},
 };
@@ -107,7 +107,7 @@ fn decide(scheduling: &mut Scheduling, profile: &Profile, pod: Arc<PodInfo>, tal
         Outcome::Failed(failure) => {
             tally.refused += 1;
             let found = scheduling.post_filter(profile, &pod, &failure);
-            if let Some(PostFilter::Nominate { slot, victims }) = found {
+            if let Some((slot, victims)) = found.nominated {
                 // As if the victims ended at once: the next attempt finds free resources.
                 for victim in victims {
                     scheduling.cluster.remove_pod(&victim.uid);

@@ -79,7 +79,7 @@ fn assemble(
         health: health.clone(),
         clock: Arc::new(SystemClock),
         limits: apiserver::Limits::default(),
-        endings: Arc::new(apiserver::RandomEndings),
+        endings: Arc::new(apiserver::RandomNameSuffixes),
         token_auth_file: None,
         access: apiserver::AccessOptions::default(),
         audit: None,

@@ -53,7 +53,7 @@ use parking_lot::Mutex;
 use store::Op;
 
 use auth::authz::{self, Rbac};
-use registry::{Draft, Endings, RandomEndings, Reader, Resource, Stored, Versions};
+use registry::{Draft, NameSuffixes, RandomNameSuffixes, Reader, Resource, Stored, Versions};
 use request::{User, user};
 
 pub use options::{Error, Options, chain};

@@ -9,7 +9,7 @@ use machinery::json::{Key, json};
 use machinery::{Object, Status, Value};
 
 use super::{Attributes, Operation, Plugin};
-use crate::{Endings, RandomEndings, Stored};
+use crate::{NameSuffixes, RandomNameSuffixes, Stored};
 
 pub(crate) const NAME: &str = "ServiceAccount";
 
@@ -71,7 +71,7 @@ impl Plugin for ServiceAccount {
         };
         let account = account(attributes, &name).await?;
         let account = account.parsed();
-        apply(spec, &name, account, RandomEndings.next());
+        apply(spec, &name, account, RandomNameSuffixes.next());
         enforce(spec, &name, account).map_err(|why| attributes.forbidden(&why))
     }
 }

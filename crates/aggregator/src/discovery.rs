@@ -19,7 +19,7 @@ const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGrou
 
 /// The last document of a backend, for conditional requests.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Seen {
+pub(crate) struct LastDocument {
     etag: Option<HeaderValue>,
     /// The entry of the version, with its resources.
     pub(crate) entry: Option<Object>,
@@ -30,8 +30,8 @@ pub(crate) async fn fetch(
     link: &Link,
     group: &str,
     version: &str,
-    seen: &Seen,
-) -> Result<Seen, String> {
+    seen: &LastDocument,
+) -> Result<LastDocument, String> {
     let mut headers = link::accepting(AGGREGATED);
     if let Some(etag) = seen.etag.as_ref().filter(|_| seen.entry.is_some()) {
         headers.insert(header::IF_NONE_MATCH, etag.clone());
@@ -45,7 +45,7 @@ pub(crate) async fn fetch(
             let code = answer.code.as_u16();
             Err(format!("returned non-success response code: {code}"))
         }
-        StatusCode::OK if media.is_some_and(is_aggregated) => Ok(Seen {
+        StatusCode::OK if media.is_some_and(is_aggregated) => Ok(LastDocument {
             etag: answer.headers.get(header::ETAG).cloned(),
             entry: Some(entry(&answer.body, group, version)?),
         }),
@@ -59,7 +59,7 @@ pub(crate) async fn fetch(
                     "failed to download legacy discovery for {path}: {code}"
                 ));
             }
-            Ok(Seen {
+            Ok(LastDocument {
                 etag: None,
                 entry: Some(from_list(&answer.body, version)?),
             })

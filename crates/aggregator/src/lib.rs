@@ -56,7 +56,7 @@ pub struct Backend {
 /// The documents of a backend.
 #[derive(Default)]
 struct Documents {
-    discovery: discovery::Seen,
+    discovery: discovery::LastDocument,
     /// Whether the last attempt to fetch discovery failed.
     stale: bool,
     openapi: openapi::OpenApi,
@@ -203,11 +203,11 @@ impl Aggregator {
     }
 
     /// The current APIServices and documents.
-    pub fn moment(&self) -> Moment {
+    pub fn moment(&self) -> ApiServiceSnapshot {
         let services = self.known();
         let documents = services.remote().map(|one| one.documents.load_full());
         let documents = documents.collect();
-        Moment {
+        ApiServiceSnapshot {
             services,
             documents,
         }
@@ -229,12 +229,12 @@ impl Aggregator {
 
 /// A snapshot of APIServices and documents.
 #[derive(Clone)]
-pub struct Moment {
+pub struct ApiServiceSnapshot {
     pub services: Arc<ApiServices>,
     documents: Vec<Arc<Documents>>,
 }
 
-impl PartialEq for Moment {
+impl PartialEq for ApiServiceSnapshot {
     /// Whether both are the same snapshot.
     fn eq(&self, other: &Self) -> bool {
         let mut pairs = self.documents.iter().zip(&other.documents);

@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     conversion::Conversion,
-    ratchet::Was,
+    ratchet::CorrelatedValue,
     rules::Rules,
     scale::ScalePaths,
     schemas::{OpenApis, Schemas, definition_fingerprint, fingerprint},
@@ -222,7 +222,7 @@ impl CustomKind {
         let Some(rules) = self.rules() else {
             return Vec::new();
         };
-        let was = Was::new(self.schema(), View::Map(object), View::Map(old));
+        let was = CorrelatedValue::new(self.schema(), View::Map(object), View::Map(old));
         rules.warnings(was, &Path::new(""))
     }
 

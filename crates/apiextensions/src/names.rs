@@ -19,12 +19,12 @@ struct Group {
     /// Kinds and kinds of lists, likewise.
     kinds: HashMap<String, HashSet<String>>,
     /// The names of each definition.
-    owners: HashMap<String, Own>,
+    owners: HashMap<String, DefinitionNames>,
 }
 
 /// The names of one definition.
 #[derive(Default)]
-struct Own {
+struct DefinitionNames {
     resources: Vec<String>,
     kinds: Vec<String>,
 }
@@ -37,7 +37,7 @@ impl InUse {
     pub fn reserve(&mut self, names: &Names) {
         let group = self.groups.entry(names.group.clone()).or_default();
         let single = [&names.plural, &names.singular].into_iter();
-        let own = Own {
+        let own = DefinitionNames {
             resources: single.chain(&names.short_names).cloned().collect(),
             kinds: vec![names.kind.clone(), names.list_kind.clone()],
         };
@@ -51,7 +51,7 @@ impl InUse {
         let short = accepted["shortNames"].as_array().into_iter().flatten();
         let single = [&accepted["plural"], &accepted["singular"]].into_iter();
         let kinds = [&accepted["kind"], &accepted["listKind"]].into_iter();
-        let own = Own {
+        let own = DefinitionNames {
             resources: single.chain(short).filter_map(text).collect(),
             kinds: kinds.filter_map(text).collect(),
         };
@@ -84,8 +84,8 @@ impl InUse {
     }
 
     /// The names that others hold.
-    pub fn by_others<'a>(&'a self, group: &str, plural: &'a str) -> Taken<'a> {
-        Taken {
+    pub fn by_others<'a>(&'a self, group: &str, plural: &'a str) -> NamesInUse<'a> {
+        NamesInUse {
             group: self.groups.get(group),
             plural,
         }
@@ -93,7 +93,7 @@ impl InUse {
 }
 
 impl Group {
-    fn add(&mut self, owner: &str, own: &Own) {
+    fn add(&mut self, owner: &str, own: &DefinitionNames) {
         let both = [
             (&mut self.resources, &own.resources),
             (&mut self.kinds, &own.kinds),
@@ -109,12 +109,12 @@ impl Group {
 
 /// The names of others in the same group.
 #[derive(Clone, Copy)]
-pub struct Taken<'a> {
+pub struct NamesInUse<'a> {
     group: Option<&'a Group>,
     plural: &'a str,
 }
 
-impl Taken<'_> {
+impl NamesInUse<'_> {
     fn has_resource(&self, name: &str) -> bool {
         self.has(|group| group.resources.get(name))
     }
@@ -138,7 +138,7 @@ pub struct Conflict {
 
 /// The accepted names, and the last conflict. Names accepted `before` stay if the new ones
 /// conflict.
-pub fn accept(wanted: &Value, before: &Value, taken: Taken<'_>) -> (Value, Option<Conflict>) {
+pub fn accept(wanted: &Value, before: &Value, taken: NamesInUse<'_>) -> (Value, Option<Conflict>) {
     let mut names = match before {
         Value::Object(_) => before.clone(),
         _ => machinery::json::json!({}),
@@ -174,7 +174,7 @@ pub fn accept(wanted: &Value, before: &Value, taken: Taken<'_>) -> (Value, Optio
 fn accept_short(
     wanted: &Value,
     before: &Value,
-    taken: Taken<'_>,
+    taken: NamesInUse<'_>,
     names: &mut Value,
     conflict: &mut Option<Conflict>,
 ) {

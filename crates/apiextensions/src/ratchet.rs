@@ -10,13 +10,13 @@ use super::{
 
 /// A value with its old value.
 #[derive(Clone, Copy)]
-pub(super) struct Was<'a> {
+pub(super) struct CorrelatedValue<'a> {
     schema: &'a Schema,
     new: View<'a>,
     old: View<'a>,
 }
 
-impl<'a> Was<'a> {
+impl<'a> CorrelatedValue<'a> {
     pub(super) fn new(schema: &'a Schema, new: View<'a>, old: View<'a>) -> Self {
         Self { schema, new, old }
     }

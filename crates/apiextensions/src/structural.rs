@@ -15,7 +15,7 @@ pub(crate) struct Schema {
     pub(crate) keeps_unknown: bool,
     pub(crate) embedded: bool,
     pub(crate) properties: BTreeMap<String, Schema>,
-    pub(crate) others: Others,
+    pub(crate) others: AdditionalProperties,
     pub(crate) items: Option<Box<Schema>>,
     pub(crate) default: Option<Value>,
     pub(crate) limits: Limits,
@@ -53,7 +53,7 @@ pub(crate) struct Range {
 
 /// What an object may hold beside its properties.
 #[derive(Debug, Default)]
-pub(crate) enum Others {
+pub(crate) enum AdditionalProperties {
     #[default]
     Unsaid,
     Never,
@@ -61,7 +61,7 @@ pub(crate) enum Others {
     Of(Box<Schema>),
 }
 
-impl Others {
+impl AdditionalProperties {
     fn schema(&self) -> Option<&Schema> {
         match self {
             Self::Of(schema) => Some(schema),
@@ -99,10 +99,10 @@ impl Schema {
             embedded: flag("x-kubernetes-embedded-resource"),
             properties: properties.collect(),
             others: match &value["additionalProperties"] {
-                Value::Bool(true) => Others::Any,
-                Value::Bool(false) => Others::Never,
-                schema @ Value::Object(_) => Others::Of(Box::new(Self::read(schema))),
-                _ => Others::Unsaid,
+                Value::Bool(true) => AdditionalProperties::Any,
+                Value::Bool(false) => AdditionalProperties::Never,
+                schema @ Value::Object(_) => AdditionalProperties::Of(Box::new(Self::read(schema))),
+                _ => AdditionalProperties::Unsaid,
             },
             items: child(value, "items"),
             default: value.get("default").filter(|d| !d.is_null()).cloned(),
@@ -149,7 +149,7 @@ impl Schema {
 
     fn prune_object(&self, object: &mut Object, whole: bool, path: &str, unknown: &mut Unknown) {
         let own = |key: &str| whole && matches!(key, "apiVersion" | "kind" | "metadata");
-        let lost = matches!(self.others, Others::Unsaid) && !self.keeps_unknown;
+        let lost = matches!(self.others, AdditionalProperties::Unsaid) && !self.keeps_unknown;
         object.retain(|key, value| {
             if own(key) {
                 return true;
@@ -157,8 +157,8 @@ impl Schema {
             let at = below(path, key);
             match (self.properties.get(key.as_str()), &self.others) {
                 (Some(schema), _) => schema.prune(value, &at, unknown),
-                (None, Others::Of(schema)) => schema.prune(value, &at, unknown),
-                (None, Others::Any | Others::Never) if !self.keeps_unknown => {
+                (None, AdditionalProperties::Of(schema)) => schema.prune(value, &at, unknown),
+                (None, AdditionalProperties::Any | AdditionalProperties::Never) if !self.keeps_unknown => {
                     prune_all(value, &at, unknown);
                 }
                 (None, _) if lost => {

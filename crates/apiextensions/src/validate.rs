@@ -12,10 +12,10 @@ use machinery::{
 use super::scale::ScalePaths;
 use super::{
     embedded, formats, list_types,
-    ratchet::Was,
+    ratchet::CorrelatedValue,
     rules::Rules,
     scale,
-    structural::{Others, Schema},
+    structural::{AdditionalProperties, Schema},
     view::View,
 };
 
@@ -47,7 +47,7 @@ pub(crate) fn update(
     object: &Object,
     old: &Object,
 ) -> Errors {
-    let was = Was::new(schema, View::Map(object), View::Map(old));
+    let was = CorrelatedValue::new(schema, View::Map(object), View::Map(old));
     let mut errors = check(schema, View::Map(object), Some(was), "").into_errors(&Path::new(""));
     scale::check_spec(scale, object, &mut errors);
     scale::check_status(scale, object, &mut errors);
@@ -68,7 +68,7 @@ pub(crate) fn status(
     old: &Object,
 ) -> Errors {
     let mut errors = Errors::new();
-    let whole = Was::new(schema, View::Map(object), View::Map(old));
+    let whole = CorrelatedValue::new(schema, View::Map(object), View::Map(old));
     if let (Some(status), Some(below)) = (object.get("status"), schema.properties.get("status")) {
         let found = check(below, status.into(), whole.key("status"), "");
         errors = found.into_errors(&Path::new("status"));
@@ -89,7 +89,7 @@ pub(crate) fn value(schema: &Schema, value: &Value, path: &Path) -> Errors {
 /// The deduplicated errors, and how many checks passed: of several failed alternatives, the one
 /// with the most matches is reported.
 #[derive(Default)]
-struct Found {
+struct ValidationResult {
     complaints: Vec<Complaint>,
     matches: usize,
 }
@@ -112,7 +112,7 @@ enum Wrong {
     TooMany(usize, i64),
 }
 
-impl Found {
+impl ValidationResult {
     fn add(&mut self, path: &str, what: Wrong, message: String) {
         if !self.complaints.iter().any(|c| c.message == message) {
             self.complaints.push(Complaint {
@@ -174,7 +174,7 @@ impl Complaint {
 }
 
 /// Validates the value of a field or item; `was` is its old value, if known.
-fn check(schema: &Schema, value: View<'_>, was: Option<Was<'_>>, path: &str) -> Found {
+fn check(schema: &Schema, value: View<'_>, was: Option<CorrelatedValue<'_>>, path: &str) -> ValidationResult {
     let mut found = check_value(schema, value, was.as_ref(), path);
     if !found.is_valid() && was.is_some_and(|was| was.is_same()) {
         found.complaints.clear();
@@ -182,8 +182,8 @@ fn check(schema: &Schema, value: View<'_>, was: Option<Was<'_>>, path: &str) -> 
     found
 }
 
-fn check_value(schema: &Schema, value: View<'_>, was: Option<&Was<'_>>, path: &str) -> Found {
-    let mut found = Found::default();
+fn check_value(schema: &Schema, value: View<'_>, was: Option<&CorrelatedValue<'_>>, path: &str) -> ValidationResult {
+    let mut found = ValidationResult::default();
     let limits = &schema.limits;
     if let View::Null = value {
         match schema.types.is_empty() || schema.nullable {
@@ -230,7 +230,7 @@ fn check_value(schema: &Schema, value: View<'_>, was: Option<&Was<'_>>, path: &s
     found
 }
 
-fn wrong_type(path: &str, wanted: &str, given: &str, found: &mut Found) {
+fn wrong_type(path: &str, wanted: &str, given: &str, found: &mut ValidationResult) {
     let message = format!(
         "{path} in body must be of type {wanted}: {}",
         machinery::text::quote(given)
@@ -238,7 +238,7 @@ fn wrong_type(path: &str, wanted: &str, given: &str, found: &mut Found) {
     found.add(path, Wrong::Type(given.into()), message);
 }
 
-fn check_type(schema: &Schema, value: View<'_>, path: &str, found: &mut Found) {
+fn check_type(schema: &Schema, value: View<'_>, path: &str, found: &mut ValidationResult) {
     let format = schema.limits.format.as_str();
     let has = |name: &str| schema.types.contains(&name);
     let (kind, detail) = value.kind();
@@ -259,7 +259,7 @@ fn check_type(schema: &Schema, value: View<'_>, path: &str, found: &mut Found) {
     }
 }
 
-fn check_enum(schema: &Schema, value: View<'_>, path: &str, found: &mut Found) {
+fn check_enum(schema: &Schema, value: View<'_>, path: &str, found: &mut ValidationResult) {
     let allowed = &schema.limits.allowed;
     if allowed.is_empty() || allowed.iter().any(|allowed| value.is_like(allowed)) {
         return;
@@ -271,7 +271,7 @@ fn check_enum(schema: &Schema, value: View<'_>, path: &str, found: &mut Found) {
 }
 
 /// Reports the first of the three checks that fails.
-fn check_text(schema: &Schema, text: &str, path: &str, found: &mut Found) {
+fn check_text(schema: &Schema, text: &str, path: &str, found: &mut ValidationResult) {
     let limits = &schema.limits;
     let length = text.chars().count() as i64;
     if let Some(most) = limits.length.most.filter(|most| length > *most) {
@@ -294,9 +294,9 @@ fn check_text(schema: &Schema, text: &str, path: &str, found: &mut Found) {
 fn check_items(
     schema: &Schema,
     items: &[Value],
-    was: Option<&Was<'_>>,
+    was: Option<&CorrelatedValue<'_>>,
     path: &str,
-    found: &mut Found,
+    found: &mut ValidationResult,
 ) {
     if let Some(below) = &schema.items {
         for (index, item) in items.iter().enumerate() {
@@ -319,9 +319,9 @@ fn check_items(
 fn check_object(
     schema: &Schema,
     object: &Object,
-    was: Option<&Was<'_>>,
+    was: Option<&CorrelatedValue<'_>>,
     path: &str,
-    found: &mut Found,
+    found: &mut ValidationResult,
 ) {
     let (range, count) = (&schema.limits.properties, object.len());
     if let Some(least) = range.least.filter(|least| (count as i64) < *least) {
@@ -337,19 +337,19 @@ fn check_object(
         .iter()
         .filter(|(key, _)| !schema.properties.contains_key(key.as_str()));
     match &schema.others {
-        Others::Never => {
+        AdditionalProperties::Never => {
             for (key, _) in others {
                 let message = format!("{path}.{key} in body is a forbidden property");
                 found.add(path, Wrong::Value(key.as_str().into()), message);
             }
         }
-        Others::Of(schema) => {
+        AdditionalProperties::Of(schema) => {
             for (key, value) in others {
                 let path = format!("{path}.{key}");
                 found.merge(check(schema, value.into(), below(key), &path));
             }
         }
-        Others::Unsaid | Others::Any => {}
+        AdditionalProperties::Unsaid | AdditionalProperties::Any => {}
     }
     for (key, schema) in &schema.properties {
         if let Some(value) = object.get(key) {
@@ -373,9 +373,9 @@ fn check_object(
 fn check_combinations(
     schema: &Schema,
     value: View<'_>,
-    was: Option<&Was<'_>>,
+    was: Option<&CorrelatedValue<'_>>,
     path: &str,
-    found: &mut Found,
+    found: &mut ValidationResult,
 ) {
     let part = |part: &Schema| check_value(part, value, was, path);
     let name = || machinery::text::quote(path);
@@ -406,9 +406,9 @@ fn check_combinations(
 
 /// Tries subschemas until one matches, or all of them: returns how many match, and the first match
 /// or the best mismatch.
-fn best(parts: &[Schema], part: &dyn Fn(&Schema) -> Found, all: bool) -> (usize, Option<Found>) {
+fn best(parts: &[Schema], part: &dyn Fn(&Schema) -> ValidationResult, all: bool) -> (usize, Option<ValidationResult>) {
     let mut right = 0;
-    let mut kept: Option<Found> = None;
+    let mut kept: Option<ValidationResult> = None;
     for one in parts {
         let result = part(one);
         if result.is_valid() {
@@ -432,9 +432,9 @@ fn best(parts: &[Schema], part: &dyn Fn(&Schema) -> Found, all: bool) -> (usize,
 
 fn check_any(
     schema: &Schema,
-    part: &dyn Fn(&Schema) -> Found,
+    part: &dyn Fn(&Schema) -> ValidationResult,
     name: &dyn Fn() -> String,
-    found: &mut Found,
+    found: &mut ValidationResult,
 ) {
     if schema.any_of.is_empty() {
         return;
@@ -451,9 +451,9 @@ fn check_any(
 
 fn check_one(
     schema: &Schema,
-    part: &dyn Fn(&Schema) -> Found,
+    part: &dyn Fn(&Schema) -> ValidationResult,
     name: &dyn Fn() -> String,
-    found: &mut Found,
+    found: &mut ValidationResult,
 ) {
     if schema.one_of.is_empty() {
         return;

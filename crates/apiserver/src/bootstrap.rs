@@ -21,7 +21,7 @@ const NAMESPACES: &[&str] = &["default", "kube-system", "kube-public", "kube-nod
 const REPAIR_EVERY: Duration = Duration::from_secs(10);
 
 /// One object that must exist.
-pub(crate) struct Wanted {
+pub(crate) struct RequiredObject {
     pub(crate) group: &'static str,
     pub(crate) plural: &'static str,
     pub(crate) object: Value,
@@ -36,7 +36,7 @@ pub(crate) async fn ensure(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> 
         });
         create(
             core,
-            Wanted {
+            RequiredObject {
                 group: "",
                 plural: "namespaces",
                 object,
@@ -70,13 +70,13 @@ pub(crate) async fn living(core: &Arc<Core>, servers: &Servers) -> BTreeSet<Sock
 }
 
 /// The ConfigMap that says since when the use of tokens from Secrets is recorded.
-fn token_tracking(core: &Core) -> Wanted {
+fn token_tracking(core: &Core) -> RequiredObject {
     let today = core.config.clock.now().strftime("%Y-%m-%d").to_string();
     let name = "kube-apiserver-legacy-service-account-token-tracking";
     let object = json!({
         "metadata": {"name": name, "namespace": "kube-system"}, "data": {"since": today},
     });
-    Wanted {
+    RequiredObject {
         group: "",
         plural: "configmaps",
         object,
@@ -95,7 +95,7 @@ const AUTHENTICATION: &[&[&str]] = &[
     &["data", "requestheader-extra-headers-prefix"],
 ];
 
-fn authentication(core: &Core) -> Wanted {
+fn authentication(core: &Core) -> RequiredObject {
     let config = &core.config;
     let object = json!({
         "metadata": {"name": "extension-apiserver-authentication", "namespace": "kube-system"},
@@ -109,7 +109,7 @@ fn authentication(core: &Core) -> Wanted {
             "requestheader-extra-headers-prefix": "[\"X-Remote-Extra-\"]",
         },
     });
-    Wanted {
+    RequiredObject {
         group: "",
         plural: "configmaps",
         object,
@@ -177,20 +177,20 @@ pub(crate) async fn keep(core: Arc<Core>, servers: Servers, mut known: BTreeSet<
     }
 }
 
-fn fixed(core: &Core) -> Vec<Wanted> {
+fn fixed(core: &Core) -> Vec<RequiredObject> {
     let config = &core.config;
     let cidrs: Vec<String> = config
         .service_cidrs
         .iter()
         .map(|(base, length)| format!("{base}/{length}"))
         .collect();
-    let class = |name: &str, value: i64, about: &str| Wanted {
+    let class = |name: &str, value: i64, about: &str| RequiredObject {
         group: "scheduling.k8s.io",
         plural: "priorityclasses",
         object: json!({"metadata": {"name": name}, "value": value, "description": about}),
     };
     vec![
-        Wanted {
+        RequiredObject {
             group: "networking.k8s.io",
             plural: "servicecidrs",
             object: json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": cidrs}}),
@@ -247,7 +247,7 @@ fn decoded(resource: &Resource, object: Value) -> Result<Object, Status> {
     Ok(decoded.object)
 }
 
-async fn create(core: &Arc<Core>, wanted: Wanted) -> Result<(), Status> {
+async fn create(core: &Arc<Core>, wanted: RequiredObject) -> Result<(), Status> {
     let table = core.registry.table();
     let found = table.any_version(wanted.group, wanted.plural).cloned();
     drop(table);
@@ -268,7 +268,7 @@ async fn create(core: &Arc<Core>, wanted: Wanted) -> Result<(), Status> {
 /// Creates an object, or corrects the given fields of an existing one.
 pub(crate) async fn create_or_correct(
     core: &Arc<Core>,
-    wanted: Wanted,
+    wanted: RequiredObject,
     parts: &'static [&'static [&'static str]],
 ) -> Result<(), Status> {
     let found = core

@@ -34,7 +34,7 @@ use tracing::debug;
 use crate::{
     pipeline::{Caller, Connection, Core},
     receiving::{Intake, Unread},
-    sending::{self, Budget, Line, Patient},
+    sending::{self, Budget, Line, StallTimeout},
     slices::Slices,
 };
 use request::Pace;
@@ -83,7 +83,7 @@ pub(crate) async fn serve(
     let quiet = quiet(activity.clone(), idle);
     let (budget, line) = (core.sending.clone(), Arc::new(Line::default()));
     let intake = Intake::new(peer.sender.clone(), core.read_ahead.clone());
-    let io = Patient::new(Slices(tls), intake, budget.clone(), line.clone());
+    let io = StallTimeout::new(Slices(tls), intake, budget.clone(), line.clone());
     let executor = Owned(tasks, budget.clone());
     let service = service_fn(move |request: http::Request<Incoming>| {
         let (core, caller) = (core.clone(), Caller::Connection(peer.clone()));

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use aggregator::{ApiServices, Backend, Moment, Priorities};
+use aggregator::{ApiServices, Backend, ApiServiceSnapshot, Priorities};
 use apiextensions::versions::priority;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
@@ -37,7 +37,7 @@ pub(crate) struct View<'a> {
 
 /// A cache of the aggregated documents.
 #[derive(Default)]
-pub(crate) struct Made {
+pub(crate) struct DiscoveryCache {
     /// Guards the documents; index 1 is the core group.
     known: Mutex<[Option<Arc<Aggregated>>; 2]>,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Made {
 /// An aggregated document, and the state it was made from.
 struct Aggregated {
     generation: u64,
-    moment: Moment,
+    moment: ApiServiceSnapshot,
     etag: HeaderValue,
     json: Bytes,
     /// Made at the first request for it.
@@ -65,8 +65,8 @@ impl Aggregated {
     }
 }
 
-impl Made {
-    fn get(&self, table: &Table, moment: &Moment, core: bool) -> Arc<Aggregated> {
+impl DiscoveryCache {
+    fn get(&self, table: &Table, moment: &ApiServiceSnapshot, core: bool) -> Arc<Aggregated> {
         let known = self.known.lock()[usize::from(core)].clone();
         let is_current = |known: &Arc<Aggregated>| {
             known.generation == table.generation && known.moment == *moment
@@ -85,9 +85,9 @@ impl Made {
 
 /// The document at a discovery path; `None` when nothing is served there.
 pub(crate) fn serve(
-    made: &Made,
+    made: &DiscoveryCache,
     table: &Table,
-    moment: &Moment,
+    moment: &ApiServiceSnapshot,
     path: &str,
     headers: &HeaderMap,
     address: &str,
@@ -341,7 +341,7 @@ fn wants_aggregated(headers: &HeaderMap) -> Option<Encoding> {
 }
 
 /// Makes an aggregated document in both encodings.
-fn aggregate(view: &View<'_>, core: bool, moment: &Moment) -> Aggregated {
+fn aggregate(view: &View<'_>, core: bool, moment: &ApiServiceSnapshot) -> Aggregated {
     let groups = groups(view);
     let groups = groups.iter().filter(|one| one.name.is_empty() == core);
     let items: Vec<Value> = groups.map(aggregated_group).collect();

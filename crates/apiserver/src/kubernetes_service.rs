@@ -16,7 +16,7 @@ use request::Client;
 
 use crate::{
     LocalService, User,
-    bootstrap::{Wanted, create_or_correct},
+    bootstrap::{RequiredObject, create_or_correct},
     pipeline::Core,
     user,
 };
@@ -69,7 +69,7 @@ pub(crate) async fn repair(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> 
     remove_stale(core, &names).await.map_err(Status::internal)
 }
 
-fn service(address: IpAddr, port: u16) -> Wanted {
+fn service(address: IpAddr, port: u16) -> RequiredObject {
     let ports = json!([{"name": "https", "protocol": "TCP", "port": 443, "targetPort": port}]);
     let object = json!({
         "metadata": {
@@ -81,14 +81,14 @@ fn service(address: IpAddr, port: u16) -> Wanted {
             "sessionAffinity": "None",
         },
     });
-    Wanted {
+    RequiredObject {
         group: "",
         plural: "services",
         object,
     }
 }
 
-fn endpoints(groups: &Groups) -> Wanted {
+fn endpoints(groups: &Groups) -> RequiredObject {
     let subset = |(port, ips): (&u16, &Vec<String>)| {
         let addresses: Vec<Value> = ips.iter().map(|ip| json!({"ip": ip})).collect();
         json!({
@@ -104,14 +104,14 @@ fn endpoints(groups: &Groups) -> Wanted {
         },
         "subsets": subsets,
     });
-    Wanted {
+    RequiredObject {
         group: "",
         plural: "endpoints",
         object,
     }
 }
 
-fn slice(name: &str, family: &str, port: u16, ips: &[String]) -> Wanted {
+fn slice(name: &str, family: &str, port: u16, ips: &[String]) -> RequiredObject {
     let endpoint = |ip: &String| json!({"addresses": [ip], "conditions": {"ready": true}});
     let each: Vec<Value> = ips.iter().map(endpoint).collect();
     let object = json!({
@@ -123,7 +123,7 @@ fn slice(name: &str, family: &str, port: u16, ips: &[String]) -> Wanted {
         "endpoints": each,
         "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
     });
-    Wanted {
+    RequiredObject {
         group: "discovery.k8s.io",
         plural: "endpointslices",
         object,

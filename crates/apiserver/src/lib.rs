@@ -54,7 +54,7 @@ pub use config::{AccessOptions, Config, Error, Limits};
 pub use identity::VERSION_ANNOTATION;
 pub use local::LocalService;
 pub use registry::{
-    Draft, Encryption, Endings, Header, ObjectCodec, RandomEndings, Reader, Registry, Resource,
+    Draft, Encryption, NameSuffixes, Header, ObjectCodec, RandomNameSuffixes, Reader, Registry, Resource,
     Store, Stored,
 };
 pub use request::{Body, RequestInfo, ResourceRequest, User};

@@ -21,7 +21,7 @@ use tower::ServiceExt;
 
 use crate::{
     Body, User,
-    pipeline::{Caller, Core, Known},
+    pipeline::{Caller, Core, LocalCaller},
     write::Fence,
 };
 
@@ -29,7 +29,7 @@ use crate::{
 #[derive(Clone)]
 pub struct LocalService {
     core: Arc<Core>,
-    known: Known,
+    known: LocalCaller,
     agent: Option<HeaderValue>,
 }
 
@@ -37,7 +37,7 @@ impl LocalService {
     pub(crate) fn new(core: Arc<Core>, user: User) -> Self {
         Self {
             core,
-            known: Known {
+            known: LocalCaller {
                 user: Arc::new(user),
                 node_address: None,
                 fence: None,

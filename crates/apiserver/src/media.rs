@@ -59,14 +59,14 @@ pub(crate) enum Shape {
 
 /// The negotiated form of the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Wanted {
+pub(crate) struct NegotiatedForm {
     pub(crate) shape: Shape,
     pub(crate) encoding: Encoding,
     /// Whether a Table or metadata is requested in v1beta1.
     pub(crate) beta: bool,
 }
 
-impl Wanted {
+impl NegotiatedForm {
     /// The apiVersion of Tables and PartialObjectMetadata.
     pub(crate) fn meta_version(self) -> &'static str {
         if self.beta {
@@ -108,7 +108,7 @@ impl<'a> Range<'a> {
         self.media.matches('*').count()
     }
 
-    fn wanted(&self, protobuf: bool) -> Option<Wanted> {
+    fn wanted(&self, protobuf: bool) -> Option<NegotiatedForm> {
         let shape = match (self.get("as"), self.get("g"), self.get("v")) {
             (None, None, None) => Shape::Object,
             (Some(kind), Some("meta.k8s.io"), Some("v1" | "v1beta1")) => match kind {
@@ -141,7 +141,7 @@ impl<'a> Range<'a> {
             return None;
         }
         let beta = shape != Shape::Object && self.get("v") == Some("v1beta1");
-        Some(Wanted {
+        Some(NegotiatedForm {
             shape,
             encoding,
             beta,
@@ -161,15 +161,15 @@ const STREAMED: &str =
 /// Negotiates by Accept: the client's preferred alternative that can be served. `protobuf` says
 /// whether the kind can be encoded so. Upstream's router for built-in kinds knows media types by
 /// exact name only; `many` adds the streaming types of lists and watches.
-pub(crate) fn wanted(headers: &HeaderMap, protobuf: bool, many: bool) -> Result<Wanted, Status> {
+pub(crate) fn wanted(headers: &HeaderMap, protobuf: bool, many: bool) -> Result<NegotiatedForm, Status> {
     let mut all = headers.get_all(header::ACCEPT).into_iter();
     if let (Some(only), None) = (all.next(), all.next())
         && only == "application/json"
     {
-        return Ok(Wanted::default());
+        return Ok(NegotiatedForm::default());
     }
     let Some(ranges) = ranges(headers) else {
-        return Ok(Wanted::default());
+        return Ok(NegotiatedForm::default());
     };
     if protobuf {
         let streams = if many { STREAMED } else { "" };
@@ -243,7 +243,7 @@ pub(crate) fn of_status(accept: Option<&HeaderValue>) -> Option<Encoding> {
 }
 
 /// Rejects list metadata for a single object, and the other way around.
-pub(crate) fn check_list(wanted: Wanted, list: bool, resource: &Resource) -> Result<(), Status> {
+pub(crate) fn check_list(wanted: NegotiatedForm, list: bool, resource: &Resource) -> Result<(), Status> {
     let Shape::Metadata { of_list } = wanted.shape else {
         return Ok(());
     };
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(ask(browser), Some((Shape::Object, Encoding::Json)));
         assert_eq!(
             wanted(&HeaderMap::new(), false, false).unwrap(),
-            Wanted::default()
+            NegotiatedForm::default()
         );
         let message = "application/vnd.kubernetes.protobuf;g=meta.k8s.io;v=v1;as=";
         assert_eq!(

@@ -18,7 +18,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-pub(crate) use self::access::{Access, Decided, Known};
+pub(crate) use self::access::{Access, Decided, AuthenticationResult};
 use crate::{
     admission::{Timing, WebhookMetrics, policy},
     sending::Budget,
@@ -63,7 +63,7 @@ pub(crate) const MEDIA: &str = "text/plain; version=0.0.4; charset=utf-8; escapi
 
 /// The labels of a request.
 #[derive(Debug, Clone, Default, Eq)]
-pub(crate) struct About {
+pub(crate) struct RequestLabels {
     pub(crate) verb: &'static str,
     /// Group, version and resource; `None` for other paths.
     pub(crate) labels: Option<Arc<Labels>>,
@@ -71,7 +71,7 @@ pub(crate) struct About {
     pub(crate) scope: &'static str,
 }
 
-impl PartialEq for About {
+impl PartialEq for RequestLabels {
     fn eq(&self, other: &Self) -> bool {
         // Most are the same constants: compare pointers first.
         let same =
@@ -83,7 +83,7 @@ impl PartialEq for About {
     }
 }
 
-impl Hash for About {
+impl Hash for RequestLabels {
     /// Hashes only the most varied parts: this runs for every request.
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.verb.hash(state);
@@ -93,7 +93,7 @@ impl Hash for About {
     }
 }
 
-impl EncodeLabelSet for About {
+impl EncodeLabelSet for RequestLabels {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
         let labels = self.labels.as_deref();
         let [group, version, resource] = labels.map_or([""; 3], |labels| {
@@ -128,13 +128,13 @@ impl EncodeLabelValue for DryRun {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Answered {
     #[prometheus(flatten)]
-    about: About,
+    about: RequestLabels,
     dry_run: DryRun,
     code: u16,
 }
 
 impl Answered {
-    fn new(about: About, dry_run: bool, code: u16) -> Self {
+    fn new(about: RequestLabels, dry_run: bool, code: u16) -> Self {
         Self {
             about,
             dry_run: DryRun(dry_run),
@@ -158,7 +158,7 @@ struct Figures {
 }
 
 impl Figures {
-    fn are_for(&self, about: &About, dry_run: bool, code: u16) -> bool {
+    fn are_for(&self, about: &RequestLabels, dry_run: bool, code: u16) -> bool {
         let answered = &self.answered;
         answered.code == code && answered.dry_run == DryRun(dry_run) && answered.about == *about
     }
@@ -168,7 +168,7 @@ impl Figures {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Timed {
     #[prometheus(flatten)]
-    about: About,
+    about: RequestLabels,
     dry_run: DryRun,
 }
 
@@ -238,7 +238,7 @@ struct ClientTime {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Terminated {
     #[prometheus(flatten)]
-    about: About,
+    about: RequestLabels,
     code: u16,
 }
 
@@ -282,7 +282,7 @@ pub(crate) struct Metrics {
     pub(crate) access: Access,
     /// Requests to the store.
     pub(crate) storage: Storage,
-    indicators_of_requests: Family<About, Histogram, fn() -> Histogram>,
+    indicators_of_requests: Family<RequestLabels, Histogram, fn() -> Histogram>,
     terminated: Family<Terminated, Counter>,
     handshake_errors: Counter,
     unavailable: Family<Named, Gauge>,
@@ -293,11 +293,11 @@ pub(crate) struct Metrics {
     size: Family<Cluster, Gauge>,
     requests: Family<Answered, Counter>,
     durations: Family<Timed, Histogram, fn() -> Histogram>,
-    sizes: Family<About, Histogram, fn() -> Histogram>,
+    sizes: Family<RequestLabels, Histogram, fn() -> Histogram>,
     deprecated: Family<Deprecated, Gauge>,
     reading: Gauge,
     writing: Gauge,
-    long_running: Family<About, Gauge>,
+    long_running: Family<RequestLabels, Gauge>,
     objects: Family<Stored, Gauge>,
     objects_before: Family<StoredBefore, Gauge>,
     /// Results of health checks, served at a separate path.
@@ -479,7 +479,7 @@ impl Metrics {
     }
 
     /// Counts a request that the server terminated with 429 or 504.
-    pub(crate) fn terminated(&self, about: About, code: u16) {
+    pub(crate) fn terminated(&self, about: RequestLabels, code: u16) {
         self.terminated
             .get_or_create(&Terminated { about, code })
             .inc();
@@ -525,7 +525,7 @@ impl Metrics {
     pub(crate) fn answered(
         &self,
         recent: Option<&Recent>,
-        about: About,
+        about: RequestLabels,
         dry_run: bool,
         code: u16,
         took: Duration,
@@ -549,7 +549,7 @@ impl Metrics {
         size
     }
 
-    fn figures(&self, about: About, dry_run: bool, code: u16) -> Figures {
+    fn figures(&self, about: RequestLabels, dry_run: bool, code: u16) -> Figures {
         let reads = matches!(about.verb, "GET" | "LIST");
         let size = reads.then(|| self.sizes.get_or_create(&about).clone());
         let answered = Answered::new(about.clone(), dry_run, code);
@@ -571,7 +571,7 @@ impl Metrics {
     }
 
     /// Marks the use of a deprecated API.
-    pub(crate) fn deprecated(&self, about: &About) {
+    pub(crate) fn deprecated(&self, about: &RequestLabels) {
         let labels = about.labels.as_deref();
         let [group, version, resource] = labels.map_or(Default::default(), |labels| {
             [&labels.group, &labels.version, &labels.resource].map(Arc::clone)
@@ -587,7 +587,7 @@ impl Metrics {
     }
 
     /// Counts a request whose duration is not measured.
-    pub(crate) fn count(&self, about: About, dry_run: bool, code: u16) {
+    pub(crate) fn count(&self, about: RequestLabels, dry_run: bool, code: u16) {
         let answered = Answered::new(about, dry_run, code);
         self.requests.get_or_create(&answered).inc();
     }
@@ -601,7 +601,7 @@ impl Metrics {
     }
 
     /// Counts a long-running request as in flight until the result is dropped.
-    pub(crate) fn long(&self, about: &About) -> Counted {
+    pub(crate) fn long(&self, about: &RequestLabels) -> Counted {
         let gauge = self.long_running.get_or_create(about).clone();
         gauge.inc();
         Counted(gauge)

@@ -13,7 +13,7 @@ use machinery::{
 use crate::{
     Body, Resource, Stored,
     audit::Ticket,
-    media::{self, Encoding, Shape, Wanted},
+    media::{self, Encoding, Shape, NegotiatedForm},
     query::Query,
     respond,
 };
@@ -26,7 +26,7 @@ const PARTIAL: &str = "meta/v1.PartialObjectMetadata";
 #[derive(Clone)]
 pub(crate) struct Output {
     pub(crate) resource: Arc<Resource>,
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: NegotiatedForm,
     /// Which part of the object a Table's rows carry.
     include: Include,
     /// Seconds since the epoch, for ages in Tables.
@@ -58,7 +58,7 @@ pub(crate) fn check_include(query: &Query) -> Result<(), Status> {
 }
 
 impl Output {
-    pub(crate) fn new(resource: Arc<Resource>, wanted: Wanted, query: &Query, now: i64) -> Self {
+    pub(crate) fn new(resource: Arc<Resource>, wanted: NegotiatedForm, query: &Query, now: i64) -> Self {
         let include = match query.get("includeObject") {
             Some("None") => Include::None,
             Some("Object") => Include::Object,

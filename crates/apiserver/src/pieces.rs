@@ -212,7 +212,7 @@ fn send(
         return Ok(respond::bytes(StatusCode::OK, media, first));
     }
     let mut response = respond::bytes(StatusCode::OK, media, Bytes::new());
-    *response.body_mut() = Body::stream(Turns {
+    *response.body_mut() = Body::stream(YieldingBody {
         first,
         pieces,
         has_sent: false,
@@ -222,13 +222,13 @@ fn send(
 
 /// The body of a long list. It yields after each piece, so that small requests do not wait for
 /// large ones.
-struct Turns {
+struct YieldingBody {
     first: Bytes,
     pieces: Pieces,
     has_sent: bool,
 }
 
-impl Stream for Turns {
+impl Stream for YieldingBody {
     type Item = Result<Bytes, BodyError>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {

@@ -41,7 +41,7 @@ use crate::{
 
 pub(crate) use self::{
     arrival::RequestBody,
-    caller::{Caller, Connection, Known},
+    caller::{Caller, Connection, LocalCaller},
     core::Core,
     dispatch::Request,
 };

@@ -9,7 +9,7 @@ use machinery::{Object, Value, text::same};
 type Asks = fn(&Value) -> bool;
 
 /// A field that has no effect.
-struct Gap {
+struct UnenforcedField {
     group: &'static str,
     resource: &'static str,
     /// The field's path; `[]` after a name iterates a list. Empty for the whole object.
@@ -26,8 +26,8 @@ const fn gap(
     path: &'static str,
     asks: Asks,
     text: &'static str,
-) -> Gap {
-    Gap {
+) -> UnenforcedField {
+    UnenforcedField {
         group,
         resource,
         path,
@@ -39,7 +39,7 @@ const fn gap(
 const DEVICES: &str =
     "devices are allocated, but nodes have no drivers for them yet; pods that use them do not start";
 
-const GAPS: &[Gap] = &[
+const GAPS: &[UnenforcedField] = &[
     gap("resource.k8s.io", "resourceclaims", "", any, DEVICES),
     gap(
         "resource.k8s.io",

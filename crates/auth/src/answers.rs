@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use ring::digest::{SHA256, digest};
 
 /// The maximum number of cached responses.
-const MOST: usize = 8192;
+const MAX_RESPONSES: usize = 8192;
 
 /// The SHA-256 hash of a request.
 type Key = [u8; 32];
@@ -45,10 +45,10 @@ impl<T: Clone> Answers<T> {
             return;
         }
         let mut kept = self.kept.lock();
-        if kept.len() >= MOST {
+        if kept.len() >= MAX_RESPONSES {
             kept.retain(|_, (end, _)| *end > now);
         }
-        if kept.len() >= MOST {
+        if kept.len() >= MAX_RESPONSES {
             kept.clear();
         }
         kept.insert(key(question), (now + time, answer));
@@ -68,9 +68,9 @@ mod tests {
         assert_eq!(answers.get("a", now), Some(1));
         assert_eq!(answers.get("a", now + second), None);
         assert_eq!(answers.get("b", now), None);
-        for i in 0..MOST + 10 {
+        for i in 0..MAX_RESPONSES + 10 {
             answers.keep(&format!("q{i}"), 3, now, second);
         }
-        assert!(answers.kept.lock().len() <= MOST);
+        assert!(answers.kept.lock().len() <= MAX_RESPONSES);
     }
 }

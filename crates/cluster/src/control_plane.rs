@@ -279,7 +279,7 @@ fn apiserver_config(
         health: health.clone(),
         clock: Arc::new(SystemClock),
         limits: apiserver::Limits::default(),
-        endings: std::sync::Arc::new(apiserver::RandomEndings),
+        endings: std::sync::Arc::new(apiserver::RandomNameSuffixes),
         token_auth_file: settings.token_auth_file.clone(),
         access: settings.access.clone(),
         audit: settings.audit.clone(),

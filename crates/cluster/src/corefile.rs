@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use client::{Informer, kube};
-use dns::corefile::{self, Surroundings};
+use dns::corefile::{self, ParseContext};
 use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 use lifecycle::{Context, Run, Service};
 use reconcile::{Kind, Recorder};
@@ -80,7 +80,7 @@ fn findings(map: &ConfigMap, cluster_domain: &str) -> Vec<(&'static str, String)
     let Ok(zone) = zone else {
         return Vec::new();
     };
-    let around = Surroundings {
+    let around = ParseContext {
         cluster_domain: zone.origin(),
         files,
         resolv_conf: "/etc/resolv.conf".into(),

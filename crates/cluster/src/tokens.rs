@@ -101,7 +101,7 @@ impl NewToken {
 
 /// An existing token, without its secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Known {
+pub struct TokenInfo {
     pub id: String,
     pub expires: Option<String>,
     pub usages: Vec<String>,
@@ -109,7 +109,7 @@ pub struct Known {
     pub description: String,
 }
 
-impl Known {
+impl TokenInfo {
     fn from_secret(secret: &Secret) -> Option<Self> {
         let data = secret.data.as_ref()?;
         let text = |key: &str| {
@@ -159,11 +159,11 @@ pub async fn create(client: &kube::Client, new: &NewToken) -> Result<(), Error> 
 }
 
 /// All tokens.
-pub async fn list(client: &kube::Client) -> Result<Vec<Known>, Error> {
+pub async fn list(client: &kube::Client) -> Result<Vec<TokenInfo>, Error> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let only = ListParams::default().fields(&format!("type={TYPE}"));
     let listed = secrets.list(&only).await?;
-    Ok(listed.items.iter().filter_map(Known::from_secret).collect())
+    Ok(listed.items.iter().filter_map(TokenInfo::from_secret).collect())
 }
 
 /// Deletes a token by its id, or by the complete token.
@@ -189,7 +189,7 @@ mod tests {
             secret.metadata.name.as_deref(),
             Some("bootstrap-token-abcdef")
         );
-        let known = Known::from_secret(&secret).unwrap();
+        let known = TokenInfo::from_secret(&secret).unwrap();
         assert_eq!(known.id, "abcdef");
         assert_eq!(known.expires.as_deref(), Some("2026-01-02T00:00:00Z"));
         assert_eq!(known.usages, USAGES);

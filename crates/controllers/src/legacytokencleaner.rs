@@ -58,7 +58,7 @@ pub fn start(shared: &Arc<Shared>) {
 
 /// What happens to a token.
 #[derive(Debug, PartialEq, Eq)]
-enum Fate {
+enum TokenAction {
     Keep,
     Invalidate,
     Delete,
@@ -74,23 +74,23 @@ fn day(time: Timestamp) -> Date {
 
 /// Decides about a Secret that its ServiceAccount refers to and that no pod uses. `limit` is a year
 /// ago.
-fn decide(secret: &Secret, limit: Timestamp) -> Fate {
+fn decide(secret: &Secret, limit: Timestamp) -> TokenAction {
     let metadata = &secret.metadata;
     let born = metadata.creation_timestamp.as_ref().map(|time| time.0);
     if born.is_none_or(|born| born >= limit) || metadata.deletion_timestamp.is_some() {
-        return Fate::Keep;
+        return TokenAction::Keep;
     }
     let labels = secret.labels();
     match labels.get(LAST_USED).map(|text| date(Some(text))) {
         // An invalid date: keep it.
-        Some(None) => return Fate::Keep,
-        Some(Some(used)) if used >= day(limit) => return Fate::Keep,
+        Some(None) => return TokenAction::Keep,
+        Some(Some(used)) if used >= day(limit) => return TokenAction::Keep,
         _ => {}
     }
     match date(labels.get(INVALID_SINCE)) {
-        None => Fate::Invalidate,
-        Some(since) if since >= day(limit) => Fate::Keep,
-        Some(_) => Fate::Delete,
+        None => TokenAction::Invalidate,
+        Some(since) if since >= day(limit) => TokenAction::Keep,
+        Some(_) => TokenAction::Delete,
     }
 }
 
@@ -111,9 +111,9 @@ impl Cleaner {
                 continue;
             }
             let done = match decide(&secret, limit) {
-                Fate::Keep => Ok(()),
-                Fate::Invalidate => self.invalidate(&secret, day(now)).await,
-                Fate::Delete => self.delete(&secret).await,
+                TokenAction::Keep => Ok(()),
+                TokenAction::Invalidate => self.invalidate(&secret, day(now)).await,
+                TokenAction::Delete => self.delete(&secret).await,
             };
             if let Err(error) = done {
                 tracing::debug!(%error, secret = secret.name_any(), "cannot update legacy token");
@@ -212,15 +212,15 @@ mod tests {
     fn a_token_unused_for_a_year_is_marked_invalid_and_deleted_a_year_later() {
         let limit: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         for (born, used, invalid, fate) in [
-            ("2025-01-01", "", "", Fate::Invalidate),
-            ("2025-01-01", "2025-06-01", "", Fate::Invalidate),
-            ("2025-01-01", "2026-06-01", "", Fate::Keep),
-            ("2025-01-01", "some day", "", Fate::Keep),
-            ("2026-03-01", "", "", Fate::Keep),
-            ("2024-01-01", "", "2026-03-01", Fate::Keep),
-            ("2024-01-01", "", "2025-03-01", Fate::Delete),
-            ("2024-01-01", "2026-06-01", "2025-03-01", Fate::Keep),
-            ("2024-01-01", "", "some day", Fate::Invalidate),
+            ("2025-01-01", "", "", TokenAction::Invalidate),
+            ("2025-01-01", "2025-06-01", "", TokenAction::Invalidate),
+            ("2025-01-01", "2026-06-01", "", TokenAction::Keep),
+            ("2025-01-01", "some day", "", TokenAction::Keep),
+            ("2026-03-01", "", "", TokenAction::Keep),
+            ("2024-01-01", "", "2026-03-01", TokenAction::Keep),
+            ("2024-01-01", "", "2025-03-01", TokenAction::Delete),
+            ("2024-01-01", "2026-06-01", "2025-03-01", TokenAction::Keep),
+            ("2024-01-01", "", "some day", TokenAction::Invalidate),
         ] {
             let mut labels = std::collections::BTreeMap::new();
             for (key, value) in [(LAST_USED, used), (INVALID_SINCE, invalid)] {

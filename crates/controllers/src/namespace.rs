@@ -28,7 +28,7 @@ pub const NAME: &str = "namespace";
 const ACCOUNT: &str = "namespace-controller";
 const FINALIZER: &str = "kubernetes";
 /// How soon to retry while something is left.
-const AGAIN: Duration = Duration::from_millis(500);
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 const AT_ONCE: usize = 8;
 
 struct Namespaces {
@@ -124,7 +124,7 @@ impl Controller for Namespaces {
             };
         }
         if !leftovers.is_empty() {
-            return Ok(Action::After(AGAIN));
+            return Ok(Action::After(RETRY_DELAY));
         }
         self.release(namespace).await?;
         Ok(Action::Done)

@@ -27,7 +27,7 @@ const BURST: usize = 500;
 const WORKERS: usize = 32;
 
 /// The desired replicas, template and selector.
-pub(crate) struct Wish<'a> {
+pub(crate) struct DesiredReplicas<'a> {
     pub replicas: i32,
     pub min_ready_seconds: i32,
     pub selector: Selector,
@@ -45,7 +45,7 @@ pub(crate) trait Owner:
     /// Whether the status counts pods that are being deleted.
     const COUNTS_TERMINATING: bool;
     /// Its desired replicas, template and selector.
-    fn wish(&self) -> Wish<'_>;
+    fn wish(&self) -> DesiredReplicas<'_>;
     /// Its status as a ReplicaSetStatus.
     fn status(&self) -> Option<ReplicaSetStatus>;
     /// This object with another status.
@@ -213,7 +213,7 @@ fn count(pods: impl Iterator) -> i32 {
 }
 
 /// The counts of a status.
-fn counts(wish: &Wish, active: &[Arc<Pod>], now: Timestamp) -> ReplicaSetStatus {
+fn counts(wish: &DesiredReplicas, active: &[Arc<Pod>], now: Timestamp) -> ReplicaSetStatus {
     let meta = wish
         .template
         .and_then(|template| template.metadata.as_ref());
@@ -325,7 +325,7 @@ mod tests {
     #[test]
     fn the_status_counts_existing_pods() {
         let pods = [pod("a", Some(10)), pod("b", Some(99)), pod("c", None)].map(Arc::new);
-        let wish = Wish {
+        let wish = DesiredReplicas {
             replicas: 3,
             min_ready_seconds: 10,
             selector: Selector::nothing(),

@@ -7,7 +7,7 @@ use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetStatus};
 use reconcile::Selector;
 
 use crate::{
-    replicas::{self, Wish},
+    replicas::{self, DesiredReplicas},
     shared::Shared,
 };
 
@@ -20,9 +20,9 @@ impl replicas::Owner for ReplicaSet {
 
     const COUNTS_TERMINATING: bool = true;
 
-    fn wish(&self) -> Wish<'_> {
+    fn wish(&self) -> DesiredReplicas<'_> {
         let spec = self.spec.as_ref();
-        Wish {
+        DesiredReplicas {
             replicas: spec.and_then(|spec| spec.replicas).unwrap_or(1),
             min_ready_seconds: spec.and_then(|spec| spec.min_ready_seconds).unwrap_or(0),
             selector: Selector::from_label_selector(spec.map(|spec| &spec.selector)),

@@ -11,7 +11,7 @@ use k8s_openapi::api::{
 use reconcile::Selector;
 
 use crate::{
-    replicas::{self, Wish},
+    replicas::{self, DesiredReplicas},
     shared::Shared,
 };
 
@@ -24,11 +24,11 @@ impl replicas::Owner for ReplicationController {
 
     const COUNTS_TERMINATING: bool = false;
 
-    fn wish(&self) -> Wish<'_> {
+    fn wish(&self) -> DesiredReplicas<'_> {
         let spec = self.spec.as_ref();
         let selector = spec.and_then(|spec| spec.selector.as_ref());
         let selector = selector.filter(|selector| !selector.is_empty());
-        Wish {
+        DesiredReplicas {
             replicas: spec.and_then(|spec| spec.replicas).unwrap_or(1),
             min_ready_seconds: spec.and_then(|spec| spec.min_ready_seconds).unwrap_or(0),
             selector: selector.map_or_else(Selector::nothing, Selector::labels),

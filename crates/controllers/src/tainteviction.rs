@@ -130,7 +130,7 @@ fn tolerations(pod: &Pod) -> &[Toleration] {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Fate {
+enum EvictionDecision {
     Stay,
     Leave,
     LeaveAfter(Duration),
@@ -138,21 +138,21 @@ enum Fate {
 
 /// How long a pod may stay with these taints. For each taint the first matching toleration counts,
 /// and of all taints the shortest time.
-fn decide(taints: &[Taint], tolerations: &[Toleration]) -> Fate {
+fn decide(taints: &[Taint], tolerations: &[Toleration]) -> EvictionDecision {
     let mut shortest: Option<i64> = None;
     for taint in taints {
         let mut matching = tolerations.iter();
         let Some(toleration) = matching.find(|toleration| tolerates(toleration, taint)) else {
-            return Fate::Leave;
+            return EvictionDecision::Leave;
         };
         let seconds = toleration.toleration_seconds;
         shortest = shortest.into_iter().chain(seconds).min();
     }
     match shortest {
-        None => Fate::Stay,
+        None => EvictionDecision::Stay,
         Some(seconds) => match u64::try_from(seconds) {
-            Ok(seconds) if seconds > 0 => Fate::LeaveAfter(Duration::from_secs(seconds)),
-            _ => Fate::Leave,
+            Ok(seconds) if seconds > 0 => EvictionDecision::LeaveAfter(Duration::from_secs(seconds)),
+            _ => EvictionDecision::Leave,
         },
     }
 }
@@ -174,14 +174,14 @@ impl Controller for Evictor {
         };
         let now = self.shared.now();
         match decide(&taints(&node), tolerations(&pod)) {
-            Fate::Stay => {
+            EvictionDecision::Stay => {
                 if self.scheduled.lock().remove(key) {
                     self.record(&pod, format!("Cancelling deletion of Pod {key}"));
                 }
                 Ok(Action::Done)
             }
-            Fate::Leave => self.evict((&pod, &node), key).await,
-            Fate::LeaveAfter(patience) => {
+            EvictionDecision::Leave => self.evict((&pod, &node), key).await,
+            EvictionDecision::LeaveAfter(patience) => {
                 let uid = pod.metadata.uid.as_ref();
                 let left = self.scheduled.lock().time_left(key, uid, patience, now);
                 if left.is_zero() {
@@ -250,14 +250,14 @@ mod tests {
     #[test]
     fn a_pod_stays_leaves_or_leaves_later_by_its_tolerations() {
         let lost = [taint("lost")];
-        assert_eq!(decide(&lost, &[]), Fate::Leave);
-        assert_eq!(decide(&lost, &[toleration("other", None)]), Fate::Leave);
-        assert_eq!(decide(&lost, &[toleration("lost", None)]), Fate::Stay);
-        let later = Fate::LeaveAfter(Duration::from_secs(300));
+        assert_eq!(decide(&lost, &[]), EvictionDecision::Leave);
+        assert_eq!(decide(&lost, &[toleration("other", None)]), EvictionDecision::Leave);
+        assert_eq!(decide(&lost, &[toleration("lost", None)]), EvictionDecision::Stay);
+        let later = EvictionDecision::LeaveAfter(Duration::from_secs(300));
         assert_eq!(decide(&lost, &[toleration("lost", Some(300))]), later);
-        assert_eq!(decide(&lost, &[toleration("lost", Some(0))]), Fate::Leave);
-        assert_eq!(decide(&lost, &[toleration("lost", Some(-5))]), Fate::Leave);
-        assert_eq!(decide(&[], &[]), Fate::Stay);
+        assert_eq!(decide(&lost, &[toleration("lost", Some(0))]), EvictionDecision::Leave);
+        assert_eq!(decide(&lost, &[toleration("lost", Some(-5))]), EvictionDecision::Leave);
+        assert_eq!(decide(&[], &[]), EvictionDecision::Stay);
     }
 
     #[test]
@@ -268,9 +268,9 @@ mod tests {
             toleration("b", Some(60)),
             toleration("c", None),
         ];
-        let soon = Fate::LeaveAfter(Duration::from_secs(60));
+        let soon = EvictionDecision::LeaveAfter(Duration::from_secs(60));
         assert_eq!(decide(&taints, &tolerations), soon);
-        assert_eq!(decide(&taints, &tolerations[..2]), Fate::Leave);
+        assert_eq!(decide(&taints, &tolerations[..2]), EvictionDecision::Leave);
     }
 
     #[test]

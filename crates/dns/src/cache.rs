@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use stdx::Clock;
 
 use crate::{
-    corefile::{Cache as Settings, Keeping},
+    corefile::{Cache as Settings, CacheSettings},
     hosts::within,
 };
 
@@ -24,7 +24,7 @@ const STALE_TTL: u32 = 30;
 
 /// The result of a lookup.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum CacheLookup {
     /// An answer.
     Fresh(Vec<u8>),
     /// An answer that should be prefetched after it was sent.
@@ -81,7 +81,7 @@ impl<K: Hash + Eq + Clone> Cache<K> {
     }
 
     /// Looks an answer up; it still has the id of the server's reply.
-    pub(crate) fn find<Q>(&self, key: &Q) -> Found
+    pub(crate) fn find<Q>(&self, key: &Q) -> CacheLookup
     where
         K: std::borrow::Borrow<Q>,
         Q: Hash + Eq + ?Sized,
@@ -89,7 +89,7 @@ impl<K: Hash + Eq + Clone> Cache<K> {
         let now = self.clock.now();
         let mut entries = self.entries.lock();
         let Some(entry) = entries.by_key.get_mut(key) else {
-            return Found::Nothing;
+            return CacheLookup::Nothing;
         };
         let age = now.duration_since(entry.stored).as_secs().max(0);
         let age = u32::try_from(age).unwrap_or(u32::MAX);
@@ -97,11 +97,11 @@ impl<K: Hash + Eq + Clone> Cache<K> {
             let over = Duration::from_secs(u64::from(age - entry.life));
             if over >= self.settings.stale {
                 entries.remove(key);
-                return Found::Nothing;
+                return CacheLookup::Nothing;
             }
             return match self.settings.stale_at_once {
-                true => Found::Ending(entry.reply_with(|_| 0)),
-                false => Found::Stale(entry.reply_with(|_| STALE_TTL)),
+                true => CacheLookup::Ending(entry.reply_with(|_| 0)),
+                false => CacheLookup::Stale(entry.reply_with(|_| STALE_TTL)),
             };
         };
         entry.hits = entry.hits.saturating_add(1);
@@ -111,9 +111,9 @@ impl<K: Hash + Eq + Clone> Cache<K> {
         if often && left <= entry.life * self.settings.prefetch_percent / 100 {
             // Once: concurrent queries do not prefetch it, too.
             entry.hits = 0;
-            return Found::Ending(reply);
+            return CacheLookup::Ending(reply);
         }
-        Found::Fresh(reply)
+        CacheLookup::Fresh(reply)
     }
 
     /// Stores a reply about a name, if it may be cached.
@@ -146,7 +146,7 @@ impl<K: Hash + Eq + Clone> Cache<K> {
 }
 
 impl Settings {
-    fn keeping(&self, denial: bool) -> &Keeping {
+    fn keeping(&self, denial: bool) -> &CacheSettings {
         if denial { &self.denial } else { &self.success }
     }
 }
@@ -275,7 +275,7 @@ mod tests {
 
     fn cache() -> (Cache<&'static str>, FakeClock) {
         let clock = FakeClock::at(Timestamp::UNIX_EPOCH);
-        let keeping = |longest| Keeping {
+        let keeping = |longest| CacheSettings {
             capacity: 3,
             longest,
             shortest: 0,
@@ -319,8 +319,8 @@ mod tests {
         message
     }
 
-    fn ttl(found: &Found) -> Option<u32> {
-        let (Found::Fresh(bytes) | Found::Ending(bytes) | Found::Stale(bytes)) = found else {
+    fn ttl(found: &CacheLookup) -> Option<u32> {
+        let (CacheLookup::Fresh(bytes) | CacheLookup::Ending(bytes) | CacheLookup::Stale(bytes)) = found else {
             return None;
         };
         let message = Message::from_vec(bytes).unwrap();
@@ -334,14 +334,14 @@ mod tests {
         keep(&cache, "a", &reply(&[60, 20]).to_vec().unwrap());
         clock.advance(Duration::from_secs(5));
         let found = cache.find(&"a");
-        assert!(matches!(found, Found::Fresh(_)));
+        assert!(matches!(found, CacheLookup::Fresh(_)));
         assert_eq!(ttl(&found), Some(55));
         clock.advance(Duration::from_secs(15));
         let found = cache.find(&"a");
-        assert!(matches!(found, Found::Stale(_)));
+        assert!(matches!(found, CacheLookup::Stale(_)));
         assert_eq!(ttl(&found), Some(STALE_TTL));
         clock.advance(STALE + Duration::from_secs(1));
-        assert_eq!(cache.find(&"a"), Found::Nothing);
+        assert_eq!(cache.find(&"a"), CacheLookup::Nothing);
         assert_eq!(cache.len(), 0);
     }
 
@@ -351,11 +351,11 @@ mod tests {
         keep(&cache, "a", &absence(10).to_vec().unwrap());
         keep(&cache, "b", &absence(100_000).to_vec().unwrap());
         clock.advance(Duration::from_secs(9));
-        assert!(matches!(cache.find(&"a"), Found::Fresh(_)));
+        assert!(matches!(cache.find(&"a"), CacheLookup::Fresh(_)));
         clock.advance(Duration::from_secs(1));
-        assert!(matches!(cache.find(&"a"), Found::Stale(_)));
+        assert!(matches!(cache.find(&"a"), CacheLookup::Stale(_)));
         clock.advance(Duration::from_secs(u64::from(LONGEST_ABSENCE)));
-        assert!(matches!(cache.find(&"b"), Found::Stale(_)));
+        assert!(matches!(cache.find(&"b"), CacheLookup::Stale(_)));
     }
 
     #[test]
@@ -367,13 +367,13 @@ mod tests {
         failed.metadata.response_code = ResponseCode::ServFail;
         for message in [truncated, failed, reply(&[0]), reply(&[])] {
             keep(&cache, "a", &message.to_vec().unwrap());
-            assert_eq!(cache.find(&"a"), Found::Nothing);
+            assert_eq!(cache.find(&"a"), CacheLookup::Nothing);
         }
         let whole = reply(&[60]).to_vec().unwrap();
         for length in 0..whole.len() {
             keep(&cache, "a", &whole[..length]);
         }
-        assert_eq!(cache.find(&"a"), Found::Nothing);
+        assert_eq!(cache.find(&"a"), CacheLookup::Nothing);
     }
 
     #[test]
@@ -382,12 +382,12 @@ mod tests {
         keep(&cache, "a", &reply(&[100]).to_vec().unwrap());
         keep(&cache, "rare", &reply(&[100]).to_vec().unwrap());
         for _ in 0..OFTEN {
-            assert!(matches!(cache.find(&"a"), Found::Fresh(_)));
+            assert!(matches!(cache.find(&"a"), CacheLookup::Fresh(_)));
         }
         clock.advance(Duration::from_secs(95));
-        assert!(matches!(cache.find(&"a"), Found::Ending(_)));
-        assert!(matches!(cache.find(&"a"), Found::Fresh(_)));
-        assert!(matches!(cache.find(&"rare"), Found::Fresh(_)));
+        assert!(matches!(cache.find(&"a"), CacheLookup::Ending(_)));
+        assert!(matches!(cache.find(&"a"), CacheLookup::Fresh(_)));
+        assert!(matches!(cache.find(&"rare"), CacheLookup::Fresh(_)));
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub struct Block {
 }
 
 /// A query to forward.
-pub struct Elsewhere {
+pub struct ForwardQuery {
     /// The block whose servers are asked.
     pub block: Arc<Block>,
     /// The name.
@@ -98,7 +98,7 @@ impl Chain {
     ) -> Result<(Self, Vec<String>), String> {
         let resolvers = Resolvers::new(Vec::new(), Arc::new(SystemClock), Arc::default());
         let zone = Zone::new(cluster_domain, Vec::new()).map_err(|error| error.to_string())?;
-        let around = corefile::Surroundings {
+        let around = corefile::ParseContext {
             cluster_domain: zone.origin(),
             files: &BTreeMap::new(),
             resolv_conf: "/etc/resolv.conf".into(),
@@ -151,13 +151,13 @@ impl Chain {
         cluster: &Cluster,
         question: &Query,
         reply: &mut Message,
-    ) -> Option<Elsewhere> {
+    ) -> Option<ForwardQuery> {
         let (mut block, mut name) = (block.clone(), question.name().clone());
         let kind = question.query_type();
         for _ in 0..ALIASES {
             match block.look_up(cluster, &name, kind, reply) {
                 Next::Done => return None,
-                Next::Forward => return Some(Elsewhere { block, name }),
+                Next::Forward => return Some(ForwardQuery { block, name }),
                 Next::Alias(target) => {
                     name = target;
                     block = match self.block(&name) {
@@ -193,17 +193,17 @@ impl Block {
             return Next::Done;
         }
         match self.hosts.as_ref().map(|hosts| hosts.answer(name, kind)) {
-            Some(hosts::Found::Records(mut records)) => {
+            Some(hosts::HostLookup::Records(mut records)) => {
                 reply.metadata.authoritative = true;
                 take_turns(&mut records, reply.metadata.id);
                 reply.add_answers(records);
                 return Next::Done;
             }
-            Some(hosts::Found::Missing) => {
+            Some(hosts::HostLookup::Missing) => {
                 reply.metadata.response_code = ResponseCode::ServFail;
                 return Next::Done;
             }
-            Some(hosts::Found::Elsewhere) | None => {}
+            Some(hosts::HostLookup::Elsewhere) | None => {}
         }
         if let Some(zone) = &self.zone {
             match zone.answer(cluster, name, kind) {

@@ -22,7 +22,7 @@ use crate::{
     answers::{Answers, Arrival, Resolved},
     chain::{Block, Chain},
     cluster::Cluster,
-    memo::{Known, Memo, Outcome, Template},
+    memo::{MemoEntry, Memo, Outcome, Template},
     metrics::{Labels, Tally},
     reply::{self, Step, Transport, encode},
     wire::{self, Plain},
@@ -78,7 +78,7 @@ struct Worker {
 
 /// The client of a request, and when it arrived.
 #[derive(Clone, Copy)]
-struct Asked {
+struct QueryOrigin {
     from: Peer,
     begun: Instant,
 }
@@ -113,7 +113,7 @@ impl Worker {
         self.memo
             .enter(chain.generation + self.cluster.generation());
         for (request, from) in inbox.iter() {
-            self.answer(&chain, request, Asked { from, begun });
+            self.answer(&chain, request, QueryOrigin { from, begun });
         }
         if let Err(error) = self.outbox.send(&*self.socket) {
             debug!(%error, "cannot send reply");
@@ -121,14 +121,14 @@ impl Worker {
         self.answers.metrics.add(&mut self.tally, begun.elapsed());
     }
 
-    fn answer(&mut self, chain: &Arc<Chain>, request: &[u8], asked: Asked) {
+    fn answer(&mut self, chain: &Arc<Chain>, request: &[u8], asked: QueryOrigin) {
         let question = wire::plain(request);
         if let Some(question) = &question {
             let limit = reply::limit(question.payload);
             let reply = self.outbox.buffer();
             match self.memo.find(request, question, limit, reply) {
-                Some(Known::Written) => return self.reply(chain, request, asked),
-                Some(Known::Forward(block)) => {
+                Some(MemoEntry::Written) => return self.reply(chain, request, asked),
+                Some(MemoEntry::Forward(block)) => {
                     if let Some(block) = chain.at(block)
                         && self.answer_kept(chain, block, request, question, asked)
                     {
@@ -142,7 +142,7 @@ impl Worker {
     }
 
     /// Sends the outbox's current buffer as the reply.
-    fn reply(&mut self, chain: &Chain, request: &[u8], asked: Asked) {
+    fn reply(&mut self, chain: &Chain, request: &[u8], asked: QueryOrigin) {
         let reply = self.outbox.filled();
         self.tally
             .count(Labels::new(reply, Transport::Udp, asked.from.is_ipv6()));
@@ -161,7 +161,7 @@ impl Worker {
         block: &Arc<Block>,
         request: &[u8],
         question: &Plain<'_>,
-        asked: Asked,
+        asked: QueryOrigin,
     ) -> bool {
         let Some(kept) = block.upstream.find(request, question) else {
             return false;
@@ -183,7 +183,7 @@ impl Worker {
         chain: &Arc<Chain>,
         request: &[u8],
         question: Option<&Plain<'_>>,
-        asked: Asked,
+        asked: QueryOrigin,
     ) {
         let (step, limit) = self.answers.decide(chain, &self.cluster, request);
         match step {
@@ -252,7 +252,7 @@ fn wait(socket: &UdpSocket, stopping: &PipeReader) -> bool {
     both[1].revents().is_empty()
 }
 
-fn arrival(asked: Asked) -> Option<Arrival> {
+fn arrival(asked: QueryOrigin) -> Option<Arrival> {
     Some(Arrival {
         from: asked.from.address()?,
         transport: Transport::Udp,

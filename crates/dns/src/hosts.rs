@@ -24,7 +24,7 @@ pub struct Hosts {
 
 /// The result of a lookup.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum HostLookup {
     /// These records; empty if the name has only records of other types.
     Records(Vec<Record>),
     /// The name does not exist, and is not passed on.
@@ -83,19 +83,19 @@ impl Hosts {
     }
 
     /// Answers a question.
-    pub fn answer(&self, name: &Name, kind: RecordType) -> Found {
+    pub fn answer(&self, name: &Name, kind: RecordType) -> HostLookup {
         let lower = name.to_lowercase();
         if kind == RecordType::PTR {
             return self.names(&lower);
         }
         if !self.zones.is_empty() && !within(&self.zones, &lower) {
-            return Found::Elsewhere;
+            return HostLookup::Elsewhere;
         }
         let Some(addresses) = self.by_name.get(&lower) else {
             return if within(&self.fallthrough, &lower) {
-                Found::Elsewhere
+                HostLookup::Elsewhere
             } else {
-                Found::Missing
+                HostLookup::Missing
             };
         };
         let data = addresses.iter().filter_map(|ip| match (ip, kind) {
@@ -104,19 +104,19 @@ impl Hosts {
             _ => None,
         });
         let record = |data| Record::from_rdata(name.clone(), self.ttl, data);
-        Found::Records(data.map(record).collect())
+        HostLookup::Records(data.map(record).collect())
     }
 
-    fn names(&self, name: &Name) -> Found {
+    fn names(&self, name: &Name) -> HostLookup {
         let names = crate::zone::address_of_reverse(name)
             .filter(|_| self.reverse)
             .and_then(|address| self.by_address.get(&address));
         let Some(names) = names else {
-            return Found::Elsewhere;
+            return HostLookup::Elsewhere;
         };
         let record = |target: &Name| {
             Record::from_rdata(name.clone(), self.ttl, RData::PTR(PTR(target.clone())))
         };
-        Found::Records(names.iter().map(record).collect())
+        HostLookup::Records(names.iter().map(record).collect())
     }
 }

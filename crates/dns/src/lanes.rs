@@ -47,13 +47,13 @@ struct Waiting {
 }
 
 /// A pending query; releases its id when dropped.
-struct Asked<'a> {
+struct PendingQuery<'a> {
     lane: &'a Lane,
     id: u16,
     answers: mpsc::UnboundedReceiver<Vec<u8>>,
 }
 
-impl Drop for Asked<'_> {
+impl Drop for PendingQuery<'_> {
     fn drop(&mut self) {
         self.lane.waiting.lock().by_id.remove(&self.id);
     }
@@ -135,7 +135,7 @@ impl Lane {
     }
 
     /// Allocates an unused id.
-    fn begin(&self) -> Asked<'_> {
+    fn begin(&self) -> PendingQuery<'_> {
         let (send, answers) = mpsc::unbounded_channel();
         let mut waiting = self.waiting.lock();
         waiting.asked += 1;
@@ -144,7 +144,7 @@ impl Lane {
             id = rand::rng().random();
         }
         waiting.by_id.insert(id, send);
-        Asked {
+        PendingQuery {
             lane: self,
             id,
             answers,
@@ -152,7 +152,7 @@ impl Lane {
     }
 
     /// The next datagram with the id of this query; others are passed on.
-    async fn receive(&self, asked: &mut Asked<'_>) -> io::Result<Vec<u8>> {
+    async fn receive(&self, asked: &mut PendingQuery<'_>) -> io::Result<Vec<u8>> {
         let mut buffer = vec![0; LONGEST];
         loop {
             let length = tokio::select! {

@@ -88,7 +88,7 @@ pub struct Memo {
 }
 
 /// The result of a lookup.
-pub enum Known {
+pub enum MemoEntry {
     /// The reply was written.
     Written,
     /// To be forwarded by this block.
@@ -111,13 +111,13 @@ impl Memo {
         question: &Plain<'_>,
         limit: usize,
         reply: &mut Vec<u8>,
-    ) -> Option<Known> {
+    ) -> Option<MemoEntry> {
         self.set_key(question, limit);
         match self.outcomes.get(self.key.as_slice())? {
-            Outcome::Forward(block) => Some(Known::Forward(*block)),
+            Outcome::Forward(block) => Some(MemoEntry::Forward(*block)),
             Outcome::Reply(template) => {
                 template.write(request, question, reply)?;
-                Some(Known::Written)
+                Some(MemoEntry::Written)
             }
         }
     }

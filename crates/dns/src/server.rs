@@ -24,7 +24,7 @@ use crate::{
     answers::Answers,
     chain::Chain,
     cluster::{Cluster, SETTINGS},
-    corefile::{self, Parsed, Surroundings},
+    corefile::{self, Parsed, ParseContext},
     datagrams,
     metrics::Metrics,
     page,
@@ -110,7 +110,7 @@ impl Settings {
         let files = map.and_then(|map| map.data.clone()).unwrap_or_default();
         let default = corefile::default_text(&self.config.cluster_domain);
         let text = files.get(corefile::KEY).unwrap_or(&default);
-        let around = Surroundings {
+        let around = ParseContext {
             cluster_domain: &self.origin,
             files: &files,
             resolv_conf: self.config.resolv_conf.clone(),

@@ -22,7 +22,7 @@ use tokio::sync::{Semaphore, watch};
 use tracing::debug;
 
 use crate::{
-    cache::{Cache, Found},
+    cache::{Cache, CacheLookup},
     corefile::{self, Forward, Policy, Preference, Resolver},
     hosts::within,
     reply::Transport,
@@ -61,7 +61,7 @@ pub struct Reply {
 }
 
 /// A request to forward.
-struct Asking<'a> {
+struct ForwardRequest<'a> {
     request: &'a Message,
     transport: Transport,
 }
@@ -108,9 +108,9 @@ impl Upstream {
     pub fn find(&self, request: &[u8], question: &Plain<'_>) -> Option<Reply> {
         let key = key(question, Transport::Udp);
         let (mut bytes, renew) = match self.cache.as_ref()?.find(&key) {
-            Found::Fresh(bytes) => (bytes, false),
-            Found::Ending(bytes) => (bytes, true),
-            Found::Stale(_) | Found::Nothing => return None,
+            CacheLookup::Fresh(bytes) => (bytes, false),
+            CacheLookup::Ending(bytes) => (bytes, true),
+            CacheLookup::Stale(_) | CacheLookup::Nothing => return None,
         };
         wire::readdress(&mut bytes, request, question)?;
         self.resolvers.metrics.hit(&bytes);
@@ -123,7 +123,7 @@ impl Upstream {
         request: &Message,
         transport: Transport,
     ) -> Result<Reply, ResponseCode> {
-        let asking = Asking { request, transport };
+        let asking = ForwardRequest { request, transport };
         let bytes = request.to_vec().map_err(|_| ResponseCode::ServFail)?;
         let question = wire::plain(&bytes);
         // Requests of another form are rare, and not cached.
@@ -137,20 +137,20 @@ impl Upstream {
         let key = key(&question, transport);
         let found = match &self.cache {
             Some(cache) => cache.find(&key),
-            None => Found::Nothing,
+            None => CacheLookup::Nothing,
         };
         match &found {
-            Found::Fresh(bytes) | Found::Ending(bytes) => self.resolvers.metrics.hit(bytes),
-            Found::Stale(_) | Found::Nothing => self.resolvers.metrics.missed(),
+            CacheLookup::Fresh(bytes) | CacheLookup::Ending(bytes) => self.resolvers.metrics.hit(bytes),
+            CacheLookup::Stale(_) | CacheLookup::Nothing => self.resolvers.metrics.missed(),
         }
-        let renew = matches!(found, Found::Ending(_));
+        let renew = matches!(found, CacheLookup::Ending(_));
         let mut reply = match found {
-            Found::Fresh(reply) | Found::Ending(reply) => reply,
-            Found::Stale(reply) => match self.share(key, &asking).await {
+            CacheLookup::Fresh(reply) | CacheLookup::Ending(reply) => reply,
+            CacheLookup::Stale(reply) => match self.share(key, &asking).await {
                 Ok(renewed) => renewed.to_vec(),
                 Err(_) => reply,
             },
-            Found::Nothing => self.share(key, &asking).await?.to_vec(),
+            CacheLookup::Nothing => self.share(key, &asking).await?.to_vec(),
         };
         wire::readdress(&mut reply, &bytes, &question);
         let reply = with_id(reply, request.metadata.id);
@@ -165,14 +165,14 @@ impl Upstream {
         let bytes = request.to_vec().unwrap_or_default();
         if let Some(question) = wire::plain(&bytes) {
             let key = key(&question, transport);
-            let renewed = self.share(key, &Asking { request, transport }).await;
+            let renewed = self.share(key, &ForwardRequest { request, transport }).await;
             if let Err(code) = renewed {
                 debug!(%code, "prefetch failed");
             }
         }
     }
 
-    async fn share(&self, key: Key, asking: &Asking<'_>) -> Answer {
+    async fn share(&self, key: Key, asking: &ForwardRequest<'_>) -> Answer {
         let (tell, told) = watch::channel(None);
         if let Some(mut first) = self.join(&key, told) {
             // Also ends if the first client is gone without an answer.
@@ -208,7 +208,7 @@ impl Upstream {
         first
     }
 
-    async fn exchange(&self, asking: &Asking<'_>) -> Result<Vec<u8>, ResponseCode> {
+    async fn exchange(&self, asking: &ForwardRequest<'_>) -> Result<Vec<u8>, ResponseCode> {
         let question = asking.request.queries.first();
         let forwarder = question.and_then(|question| self.forwarder(question.name()));
         let forwarder = forwarder.ok_or(ResponseCode::ServFail)?;

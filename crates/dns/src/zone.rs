@@ -66,7 +66,7 @@ pub struct Zone {
 }
 
 /// A question about a Service's name or one below it.
-struct Asked<'a> {
+struct ServiceQuestion<'a> {
     name: &'a Name,
     kind: RecordType,
     namespace: &'a str,
@@ -159,7 +159,7 @@ impl Zone {
             [_, _, "pod"] if !self.settings.pods => Answer::NoName,
             [address, _, "pod"] => pod(&name, kind, address),
             [below @ .., service, namespace, "svc"] => {
-                let asked = Asked {
+                let asked = ServiceQuestion {
                     name: &name,
                     kind,
                     namespace,
@@ -198,7 +198,7 @@ impl Zone {
         }
     }
 
-    fn service(&self, cluster: &Cluster, asked: &Asked<'_>, below: &[&str]) -> Answer {
+    fn service(&self, cluster: &Cluster, asked: &ServiceQuestion<'_>, below: &[&str]) -> Answer {
         let Some(service) = cluster.services.get(asked.namespace, asked.service) else {
             return Answer::NoName;
         };
@@ -224,7 +224,7 @@ impl Zone {
 
     /// The targets of a Service's name: the Service itself, or each published endpoint of a
     /// headless one.
-    fn backends(&self, cluster: &Cluster, asked: &Asked<'_>, service: &Service) -> Vec<Backend> {
+    fn backends(&self, cluster: &Cluster, asked: &ServiceQuestion<'_>, service: &Service) -> Vec<Backend> {
         let own = self.below(&[asked.service, asked.namespace, "svc"]);
         if !is_headless(service) {
             let ips = cluster_ips(service);
@@ -272,7 +272,7 @@ impl Zone {
         backends
     }
 
-    fn service_itself(&self, asked: &Asked<'_>, service: &Service, backends: &[Backend]) -> Answer {
+    fn service_itself(&self, asked: &ServiceQuestion<'_>, service: &Service, backends: &[Backend]) -> Answer {
         if asked.kind == RecordType::SRV {
             let wanted: Vec<(String, String)> = ports(service)
                 .map(|port| (port.name.clone().unwrap_or_default(), protocol_of(port)))
@@ -293,7 +293,7 @@ impl Zone {
 
     fn named_port(
         &self,
-        asked: &Asked<'_>,
+        asked: &ServiceQuestion<'_>,
         service: &Service,
         backends: &[Backend],
         port: &str,
@@ -420,7 +420,7 @@ fn pod(name: &Name, kind: RecordType, label: &str) -> Answer {
     }
 }
 
-fn endpoint(asked: &Asked<'_>, backends: &[Backend], label: &str) -> Answer {
+fn endpoint(asked: &ServiceQuestion<'_>, backends: &[Backend], label: &str) -> Answer {
     let named: Vec<&Backend> = backends
         .iter()
         .filter(|backend| backend.label == label)

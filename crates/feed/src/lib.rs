@@ -2,7 +2,7 @@
 //! instead of a body of bytes.
 //!
 //! An informer sends an ordinary request, which passes authentication, authorization, flow control
-//! and audit like any other, with [`Wanted`] in its extensions. A server in the same process
+//! and audit like any other, with [`WantsObjects`] in its extensions. A server in the same process
 //! responds with a [`Page`] or [`Changes`] in the extensions of its response. A connection carries
 //! no extensions, so that over HTTPS the same request gets the same response as bytes.
 //!
@@ -45,7 +45,7 @@ pub type Object = Arc<dyn Stored>;
 
 /// In a request's extensions: respond with objects if you are in this process.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted;
+pub struct WantsObjects;
 
 /// The response to a list.
 #[derive(Clone)]

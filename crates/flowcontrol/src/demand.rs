@@ -19,7 +19,7 @@ pub(super) struct Demand {
 
 /// The statistics for the adjustment of limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct Seen {
+pub(super) struct DemandStats {
     pub(super) most: usize,
     pub(super) average: f64,
     pub(super) deviation: f64,
@@ -55,7 +55,7 @@ impl Demand {
     }
 
     /// Ends a period and begins the next.
-    pub(super) fn take(&mut self, now: Instant, before: &Seen) -> Seen {
+    pub(super) fn take(&mut self, now: Instant, before: &DemandStats) -> DemandStats {
         self.pass(now);
         let lasted = self.last.saturating_duration_since(self.begun);
         let seen = before.after(self.most, self.sum, self.squares, lasted);
@@ -68,7 +68,7 @@ impl Demand {
     }
 }
 
-impl Seen {
+impl DemandStats {
     fn after(&self, most: usize, sum: f64, squares: f64, lasted: Duration) -> Self {
         let lasted = lasted.as_secs_f64();
         if lasted <= 0.0 {
@@ -99,7 +99,7 @@ mod tests {
         let mut demand = Demand::new(begun);
         demand.note(4, at(0));
         demand.note(0, at(5));
-        let first = demand.take(at(10), &Seen::default());
+        let first = demand.take(at(10), &DemandStats::default());
         assert_eq!((first.most, first.average, first.deviation), (4, 2.0, 2.0));
         assert_eq!(first.smoothed, 4.0);
         let second = demand.take(at(20), &first);
@@ -113,7 +113,7 @@ mod tests {
         let mut demand = Demand::new(begun);
         demand.note(2, begun + Duration::from_secs(2));
         demand.note(1, begun + Duration::from_secs(1));
-        let seen = demand.take(begun + Duration::from_secs(4), &Seen::default());
+        let seen = demand.take(begun + Duration::from_secs(4), &DemandStats::default());
         assert_eq!((seen.most, seen.average), (2, 0.5));
     }
 }

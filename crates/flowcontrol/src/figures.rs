@@ -8,7 +8,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::{demand::Seen, limits::Bounds, queues::Refusal};
+use super::{demand::DemandStats, limits::Bounds, queues::Refusal};
 
 /// Upstream's buckets for waits, in seconds.
 const WAITS: [f64; 13] = [
@@ -207,7 +207,7 @@ impl Figures {
     }
 
     /// Records an adjustment of a level's limit.
-    pub(super) fn adjusted(&self, name: &str, current: usize, seen: &Seen, target: f64) {
+    pub(super) fn adjusted(&self, name: &str, current: usize, seen: &DemandStats, target: f64) {
         let of = of_level(name);
         self.current.get_or_create(&of).set(current as i64);
         self.most.get_or_create(&of).set(seen.most as i64);

@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::{
-    demand::Seen,
-    queues::{Arrival, Counts, QueueCounts, QueuePosition, Queues, Queuing, Refusal, Sitting},
+    demand::DemandStats,
+    queues::{Arrival, Counts, QueueCounts, QueuePosition, Queues, Queuing, Refusal, OccupiedSeats},
     retry::RetryAfter,
     table::Schema,
 };
@@ -61,7 +61,7 @@ struct Waiter {
 pub struct Seat {
     schema: Arc<Schema>,
     seats: usize,
-    sitting: Sitting,
+    sitting: OccupiedSeats,
     /// How much longer they are held after completion, for the work that the request causes.
     lingers: Duration,
 }
@@ -137,12 +137,12 @@ impl Level {
     }
 
     /// The demand since the last call.
-    pub(super) fn take_demand(&self, before: &Seen) -> Seen {
+    pub(super) fn take_demand(&self, before: &DemandStats) -> DemandStats {
         match &self.seats {
             Seats::Exempt { executing, most } => {
                 let now = executing.load(Ordering::Relaxed);
                 let most = most.swap(now, Ordering::Relaxed);
-                Seen { most, ..*before }
+                DemandStats { most, ..*before }
             }
             Seats::Limited(queues) => queues.lock().demand.take(Instant::now(), before),
         }
@@ -223,7 +223,7 @@ impl Level {
 
 impl Waiter {
     /// Dispatches the request.
-    fn serve(self, sitting: Sitting) {
+    fn serve(self, sitting: OccupiedSeats) {
         let Self {
             schema,
             seats,
@@ -238,12 +238,12 @@ impl Waiter {
 }
 
 /// A position in a queue until dropped.
-struct Standing<'a> {
+struct QueueTicket<'a> {
     schema: &'a Schema,
     place: QueuePosition,
 }
 
-impl Standing<'_> {
+impl QueueTicket<'_> {
     /// Waits, and periodically releases the seats of idle requests.
     async fn wait(&self, told: &mut oneshot::Receiver<Seat>, needs: Needs) -> Option<Seat> {
         let mut left = needs.patience;
@@ -259,7 +259,7 @@ impl Standing<'_> {
     }
 }
 
-impl Drop for Standing<'_> {
+impl Drop for QueueTicket<'_> {
     fn drop(&mut self) {
         let level = &self.schema.level;
         let left = level.with_queues(|queues| queues.leave(self.place, Instant::now()));
@@ -273,7 +273,7 @@ impl Drop for Standing<'_> {
 }
 
 impl Seat {
-    fn new(schema: Arc<Schema>, seats: usize, sitting: Sitting) -> Self {
+    fn new(schema: Arc<Schema>, seats: usize, sitting: OccupiedSeats) -> Self {
         let figures = &schema.figures;
         figures.dispatched.inc();
         figures.executing.inc();
@@ -314,7 +314,7 @@ impl Seat {
                 Self::new(schema.clone(), seats, sitting)
             }
             (Some(Arrival::Waits(place)), Some(mut told)) => {
-                let standing = Standing { schema, place };
+                let standing = QueueTicket { schema, place };
                 let seat = standing.wait(&mut told, needs).await;
                 drop(standing);
                 // The seat may have arrived as the wait ended.

@@ -94,7 +94,7 @@ pub struct Fairness {
 }
 
 /// A request to seat.
-pub struct Ask<'a> {
+pub struct SeatRequest<'a> {
     pub store: &'a Store,
     pub user: &'a User,
     pub info: &'a RequestInfo,
@@ -108,7 +108,7 @@ pub struct Ask<'a> {
 pub struct Flow(Arc<Schema>);
 
 /// The request is rejected; the client should retry later.
-pub struct TurnedAway {
+pub struct RejectedRequest {
     /// Seconds.
     retry_after: u32,
 }
@@ -175,13 +175,13 @@ fn is_endless(info: &RequestInfo) -> bool {
 
 impl Flow {
     /// Waits for a seat. `None`: it needs none.
-    pub async fn seat(&self, ask: Ask<'_>) -> Result<Option<Seat>, TurnedAway> {
+    pub async fn seat(&self, ask: SeatRequest<'_>) -> Result<Option<Seat>, RejectedRequest> {
         let schema = &self.0;
         let level = &schema.level;
         if level.is_exempt() {
             return Ok(None);
         }
-        let Ask {
+        let SeatRequest {
             store,
             user,
             info,
@@ -210,7 +210,7 @@ impl Flow {
                     tokio::time::sleep(rand::random_range(pause)).await;
                 }
                 let second = jiff::Timestamp::now().as_second();
-                Err(TurnedAway {
+                Err(RejectedRequest {
                     retry_after: level.turn_away(second),
                 })
             }
@@ -238,7 +238,7 @@ impl Drop for Flow {
     }
 }
 
-impl TurnedAway {
+impl RejectedRequest {
     pub fn answer(&self) -> Response<Body> {
         let words = "Too many requests, please try again later.\n";
         let page = respond::text(StatusCode::TOO_MANY_REQUESTS, words);

@@ -1,7 +1,7 @@
 //! Division of the server's seats among the priority levels: initially by shares, then by demand
 //! within lending and borrowing limits.
 
-use super::demand::Seen;
+use super::demand::DemandStats;
 
 /// The seat limits of a level.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Share {
 pub(super) struct Level {
     pub(super) is_exempt: bool,
     pub(super) bounds: Bounds,
-    pub(super) seen: Seen,
+    pub(super) seen: DemandStats,
     /// Its current limit.
     pub(super) current: usize,
 }
@@ -181,7 +181,7 @@ mod tests {
         let level = |(shares, lendable): (u32, u32)| Level {
             is_exempt: shares == 0,
             bounds: share(shares, lendable).bounds(600, 245),
-            seen: Seen::default(),
+            seen: DemandStats::default(),
             current: 0,
         };
         shares.map(level).to_vec()
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn busy_levels_borrow_up_to_the_lendable_seats() {
         let mut levels = suggested();
-        levels[2].seen = Seen {
+        levels[2].seen = DemandStats {
             most: 2000,
             average: 1500.0,
             deviation: 100.0,
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(limits[2], 368, "all but what the others keep");
         assert_eq!(limits[1..2], [13]);
         assert_eq!(limits[3..], [25, 73, 50, 49, 24]);
-        levels[6].seen = Seen {
+        levels[6].seen = DemandStats {
             most: 60,
             average: 50.0,
             deviation: 10.0,

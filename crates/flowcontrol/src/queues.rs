@@ -51,7 +51,7 @@ impl Refusal {
 /// The outcome of an arrival.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    Seated(Sitting),
+    Seated(OccupiedSeats),
     Waits(QueuePosition),
     Refused(Refusal),
 }
@@ -65,7 +65,7 @@ pub(super) struct QueuePosition {
 
 /// Seats in use; they must be released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Sitting {
+pub(super) struct OccupiedSeats {
     slot: usize,
     number: u64,
 }
@@ -266,7 +266,7 @@ impl<T> Queues<T> {
         }
     }
 
-    fn seat(&mut self, seats: usize, queue: Option<usize>, now: Instant) -> Sitting {
+    fn seat(&mut self, seats: usize, queue: Option<usize>, now: Instant) -> OccupiedSeats {
         let number = self.numbers;
         self.numbers += 1;
         self.in_use += seats;
@@ -289,7 +289,7 @@ impl<T> Queues<T> {
                 self.seated.len() - 1
             }
         };
-        Sitting { slot, number }
+        OccupiedSeats { slot, number }
     }
 
     fn note_demand(&mut self, now: Instant) {
@@ -302,7 +302,7 @@ impl<T> Queues<T> {
     }
 
     /// Dispatches the next waiting request, if it fits.
-    pub(super) fn next(&mut self, now: Instant) -> Option<(T, Sitting)> {
+    pub(super) fn next(&mut self, now: Instant) -> Option<(T, OccupiedSeats)> {
         if !self.is_somebodys_turn() {
             return None;
         }
@@ -342,7 +342,7 @@ impl<T> Queues<T> {
     }
 
     /// Releases seats.
-    pub(super) fn finish(&mut self, sitting: Sitting, now: Instant) {
+    pub(super) fn finish(&mut self, sitting: OccupiedSeats, now: Instant) {
         let slot = self.seated.get_mut(sitting.slot);
         let mine = |seated: &mut Seated| seated.number == sitting.number;
         let Some(seated) = slot.and_then(|slot| slot.take_if(mine)) else {
@@ -363,7 +363,7 @@ impl<T> Queues<T> {
     }
 
     /// From now on the client decides when the seats are released.
-    pub(super) fn send(&mut self, sitting: Sitting, now: Instant) {
+    pub(super) fn send(&mut self, sitting: OccupiedSeats, now: Instant) {
         if let Some(Some(seated)) = self.seated.get_mut(sitting.slot)
             && seated.number == sitting.number
         {
@@ -381,9 +381,9 @@ impl<T> Queues<T> {
         };
         let idle = |(slot, seated): (usize, &Option<Seated>)| {
             let number = seated.as_ref().filter(is_idle)?.number;
-            Some(Sitting { slot, number })
+            Some(OccupiedSeats { slot, number })
         };
-        let idlers: Vec<Sitting> = self.seated.iter().enumerate().filter_map(idle).collect();
+        let idlers: Vec<OccupiedSeats> = self.seated.iter().enumerate().filter_map(idle).collect();
         for idler in idlers {
             self.finish(idler, now);
         }
@@ -453,7 +453,7 @@ mod tests {
     struct Hall {
         queues: Queues<&'static str>,
         now: Instant,
-        seated: Vec<(&'static str, Sitting)>,
+        seated: Vec<(&'static str, OccupiedSeats)>,
     }
 
     impl Hall {
@@ -593,7 +593,7 @@ mod tests {
             }
         }
         // By virtual time: each request ends after its own duration.
-        let mut ends: Vec<(Instant, &str, Sitting)> = Vec::new();
+        let mut ends: Vec<(Instant, &str, OccupiedSeats)> = Vec::new();
         let mut done: BTreeMap<&str, f64> = BTreeMap::new();
         for _ in 0..600 {
             for (name, sitting) in std::mem::take(&mut hall.seated) {

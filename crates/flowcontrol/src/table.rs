@@ -11,7 +11,7 @@ use machinery::Object;
 
 use super::{
     defaults,
-    demand::Seen,
+    demand::DemandStats,
     figures::{Figures, SchemaFigures},
     level::Level,
     limits::{self, Bounds, Share},
@@ -84,16 +84,16 @@ pub(super) struct Levels {
     /// All seats.
     total: usize,
     figures: Figures,
-    kept: BTreeMap<String, Kept>,
+    kept: BTreeMap<String, LevelState>,
 }
 
 /// A level and its share.
-struct Kept {
+struct LevelState {
     level: Arc<Level>,
     share: Share,
     queuing: Option<Queuing>,
     bounds: Bounds,
-    seen: Seen,
+    seen: DemandStats,
     current: usize,
     /// Whether it was deleted: its requests are still served.
     is_leaving: bool,
@@ -155,12 +155,12 @@ impl Levels {
         }
         for spec in wanted {
             let is_exempt = spec.response == Response::Exempt;
-            let kept = self.kept.entry(spec.name.clone()).or_insert_with(|| Kept {
+            let kept = self.kept.entry(spec.name.clone()).or_insert_with(|| LevelState {
                 level: Arc::new(Level::new(&spec.name, is_exempt)),
                 share: spec.share,
                 queuing: None,
                 bounds: Bounds::default(),
-                seen: Seen::default(),
+                seen: DemandStats::default(),
                 current: 0,
                 is_leaving: false,
             });
@@ -185,7 +185,7 @@ impl Levels {
             kept.seen = kept.level.take_demand(&kept.seen);
             self.figures.level(name, kept.bounds);
         }
-        let levels: Vec<limits::Level> = self.kept.values().map(Kept::for_adjustment).collect();
+        let levels: Vec<limits::Level> = self.kept.values().map(LevelState::for_adjustment).collect();
         let adjusted = limits::adjust(&levels);
         self.figures.fair(adjusted.fair);
         let results = adjusted.limits.iter().zip(&adjusted.targets);
@@ -204,7 +204,7 @@ impl Levels {
     }
 }
 
-impl Kept {
+impl LevelState {
     fn for_adjustment(&self) -> limits::Level {
         limits::Level {
             is_exempt: self.level.is_exempt(),

@@ -114,23 +114,23 @@ impl std::error::Error for Plain {}
 
 /// Several errors, one per line.
 #[derive(Debug)]
-pub(crate) struct Many(pub Vec<anyhow::Error>);
+pub(crate) struct ErrorList(pub Vec<anyhow::Error>);
 
-impl std::fmt::Display for Many {
+impl std::fmt::Display for ErrorList {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let lines: Vec<String> = self.0.iter().map(|error| format!("{error:#}")).collect();
         f.write_str(&lines.join("\n"))
     }
 }
 
-impl std::error::Error for Many {}
+impl std::error::Error for ErrorList {}
 
 /// No error, the single one, or all of them.
 pub(crate) fn aggregate(mut errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
     match errors.len() {
         0 => Ok(()),
         1 => Err(errors.remove(0)),
-        _ => Err(Many(errors).into()),
+        _ => Err(ErrorList(errors).into()),
     }
 }
 
@@ -186,7 +186,7 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
         eprintln!("{exit}");
         return ExitCode::from(exit.0);
     }
-    if let Some(Many(errors)) = error.downcast_ref() {
+    if let Some(ErrorList(errors)) = error.downcast_ref() {
         errors.iter().for_each(|error| eprintln!("{}", line(error)));
         return ExitCode::FAILURE;
     }

@@ -22,7 +22,7 @@ use crate::{
 
 /// The streams of a session.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct SessionStreams<'a> {
     pub stdin: bool,
     pub tty: bool,
     pub quiet: bool,
@@ -37,7 +37,7 @@ pub(crate) async fn interactive(
     container: &str,
     verb: &str,
     command: &[String],
-    wanted: Wanted<'_>,
+    wanted: SessionStreams<'_>,
 ) -> Result<()> {
     let tty = wanted.tty && wanted.stdin && std::io::stdin().is_terminal();
     if wanted.tty && !tty && !wanted.quiet {

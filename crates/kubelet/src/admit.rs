@@ -97,7 +97,7 @@ impl State {
 
 /// The decision about a pod that may run here.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Place {
+pub enum AdmitResult {
     /// The pod may start.
     Here,
     /// These pods must end first. The pod's requests count already; it is decided again when they
@@ -107,7 +107,7 @@ pub enum Place {
 
 impl Admitted {
     /// Decides about a pod. An admitted pod's requests count from then on.
-    pub fn admit(&self, pod: &Arc<Pod>, view: &NodeView) -> std::result::Result<Place, Refusal> {
+    pub fn admit(&self, pod: &Arc<Pod>, view: &NodeView) -> std::result::Result<AdmitResult, Refusal> {
         let mut state = self.state.lock();
         let uid = spec::uid(pod);
         let others = state.others(uid);
@@ -115,7 +115,7 @@ impl Admitted {
         if short.is_empty() {
             state.waiting.remove(uid);
             self.count(&mut state, pod);
-            return Ok(Place::Here);
+            return Ok(AdmitResult::Here);
         }
         let victims = victims(pod, &others, &short, &state.leaving, view)?;
         state
@@ -123,7 +123,7 @@ impl Admitted {
             .extend(victims.iter().map(|pod| spec::uid(pod).to_owned()));
         state.waiting.insert(uid.to_owned());
         self.count(&mut state, pod);
-        Ok(Place::After(victims))
+        Ok(AdmitResult::After(victims))
     }
 
     /// Counts a pod that already runs, without deciding about it.
@@ -567,20 +567,20 @@ mod tests {
         };
         let admitted = Admitted::default();
         for name in ["a", "b"] {
-            assert_eq!(decide(&admitted, &asking(name, "900m")), Ok(Place::Here));
+            assert_eq!(decide(&admitted, &asking(name, "900m")), Ok(AdmitResult::Here));
         }
         assert_eq!(*admitted.burstable().borrow(), 1800);
         let wanted = critical("c", "1");
-        let Ok(Place::After(victims)) = decide(&admitted, &wanted) else {
+        let Ok(AdmitResult::After(victims)) = decide(&admitted, &wanted) else {
             panic!("no victims")
         };
         assert_eq!(victims.len(), 1);
         // Until the victim is gone no other is picked, and its resources are taken by the waiting
         // pod.
-        assert_eq!(decide(&admitted, &wanted), Ok(Place::After(Vec::new())));
+        assert_eq!(decide(&admitted, &wanted), Ok(AdmitResult::After(Vec::new())));
         assert_eq!(admitted.release(spec::uid(&victims[0])), ["c"]);
         assert!(decide(&admitted, &asking("d", "500m")).is_err());
-        assert_eq!(decide(&admitted, &wanted), Ok(Place::Here));
+        assert_eq!(decide(&admitted, &wanted), Ok(AdmitResult::Here));
         // A pod that requests more than the node has preempts nothing.
         let refused = decide(&admitted, &critical("e", "3")).unwrap_err();
         assert_eq!(refused.reason, "UnexpectedAdmissionError");

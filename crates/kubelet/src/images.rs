@@ -58,13 +58,13 @@ pub(crate) fn with_tag(image: &str) -> String {
 
 /// An image that a container needs: its own, or one that it mounts.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct RequiredImage<'a> {
     pub container: &'a str,
     pub image: Option<&'a str>,
     pub policy: Option<&'a str>,
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> RequiredImage<'a> {
     /// The image that the container runs.
     pub(crate) fn by(container: &'a Container) -> Self {
         Self {
@@ -96,7 +96,7 @@ impl<'a> Wanted<'a> {
 }
 
 /// Makes sure that an image is present.
-pub(crate) async fn ensure(core: &Core, pod: &Pod, wanted: Wanted<'_>) -> Result<Image, NoImage> {
+pub(crate) async fn ensure(core: &Core, pod: &Pod, wanted: RequiredImage<'_>) -> Result<Image, NoImage> {
     let name = wanted.image.unwrap_or_default().to_owned();
     if name.is_empty() {
         return Err(refused(
@@ -191,7 +191,7 @@ async fn status(core: &Core, spec: &v1::ImageSpec) -> Result<Option<v1::Image>, 
 async fn pull(
     core: &Core,
     pod: &Pod,
-    wanted: Wanted<'_>,
+    wanted: RequiredImage<'_>,
     name: &str,
     spec: v1::ImageSpec,
     pulling: Pulling<'_>,

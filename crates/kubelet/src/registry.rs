@@ -41,7 +41,7 @@ pub enum Message {
 
 /// What a worker publishes about its pod.
 #[derive(Clone)]
-pub struct Seen {
+pub struct PublishedPod {
     pub pod: Arc<Pod>,
     pub status: Arc<PodStatus>,
     /// Nothing of the pod runs or is mounted.
@@ -50,7 +50,7 @@ pub struct Seen {
     pub is_reported: bool,
 }
 
-impl Seen {
+impl PublishedPod {
     /// A pod whose worker has not published anything yet.
     pub fn new(pod: Arc<Pod>) -> Self {
         let status = Arc::new(pod.status.clone().unwrap_or_default());
@@ -66,7 +66,7 @@ impl Seen {
 struct Entry {
     sender: mpsc::UnboundedSender<Message>,
     /// The published state, for watchers of this pod.
-    seen: watch::Sender<Seen>,
+    seen: watch::Sender<PublishedPod>,
 }
 
 /// All workers by the uid of their pod.
@@ -99,7 +99,7 @@ impl Registry {
         let (sender, receiver) = mpsc::unbounded_channel();
         let entry = Entry {
             sender,
-            seen: watch::Sender::new(Seen::new(pod)),
+            seen: watch::Sender::new(PublishedPod::new(pod)),
         };
         self.entries.lock().insert(uid.to_owned(), entry);
         receiver
@@ -116,7 +116,7 @@ impl Registry {
     }
 
     /// Publishes a worker's state of its pod.
-    pub fn publish(&self, uid: &str, now: Seen) {
+    pub fn publish(&self, uid: &str, now: PublishedPod) {
         if let Some(entry) = self.entries.lock().get(uid) {
             entry.seen.send_if_modified(|seen| {
                 let is_new = !Arc::ptr_eq(&seen.pod, &now.pod)
@@ -129,7 +129,7 @@ impl Registry {
     }
 
     /// Watches one pod's published state. The channel closes with the worker.
-    pub fn follow(&self, uid: &str) -> Option<watch::Receiver<Seen>> {
+    pub fn follow(&self, uid: &str) -> Option<watch::Receiver<PublishedPod>> {
         let entries = self.entries.lock();
         entries.get(uid).map(|entry| entry.seen.subscribe())
     }
@@ -159,7 +159,7 @@ impl Registry {
     }
 
     /// All pods.
-    pub fn pods(&self) -> Vec<Seen> {
+    pub fn pods(&self) -> Vec<PublishedPod> {
         self.entries
             .lock()
             .values()
@@ -168,8 +168,8 @@ impl Registry {
     }
 
     /// The pod of this name.
-    pub fn find(&self, namespace: &str, name: &str) -> Option<Seen> {
-        let named = |seen: &Seen| {
+    pub fn find(&self, namespace: &str, name: &str) -> Option<PublishedPod> {
+        let named = |seen: &PublishedPod| {
             let meta = &seen.pod.metadata;
             meta.namespace.as_deref() == Some(namespace) && meta.name.as_deref() == Some(name)
         };

@@ -7,7 +7,7 @@ use cri::v1;
 use tracing::{debug, warn};
 
 use crate::{
-    Error, Result, core::Core, logs::LogFile, make::sandbox::log_directory, registry::Seen,
+    Error, Result, core::Core, logs::LogFile, make::sandbox::log_directory, registry::PublishedPod,
     server::bare_id,
 };
 
@@ -34,7 +34,7 @@ pub(crate) async fn run(core: Arc<Core>) {
 }
 
 /// The running containers of a pod and their logs.
-fn logs(core: &Core, seen: &Seen) -> Vec<(String, LogFile)> {
+fn logs(core: &Core, seen: &PublishedPod) -> Vec<(String, LogFile)> {
     let root = &core.config.pod_logs_dir;
     let dir = log_directory(&root.to_string_lossy(), &seen.pod);
     let status = &seen.status;

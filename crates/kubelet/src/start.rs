@@ -12,7 +12,7 @@ use crate::{
     Error, Result,
     core::Core,
     hooks,
-    images::{self, Wanted},
+    images::{self, RequiredImage},
     logs::links,
     make::{self, env::Problem, mounts, security},
     pod::{
@@ -104,14 +104,14 @@ async fn all_images(
     pod: &Pod,
     container: &Container,
 ) -> std::result::Result<Images, images::NoImage> {
-    let own = images::ensure(core, pod, Wanted::by(container)).await?;
+    let own = images::ensure(core, pod, RequiredImage::by(container)).await?;
     let mut mounted = BTreeMap::new();
     for volume in spec::spec(pod).volumes.iter().flatten() {
         let mut mounts = container.volume_mounts.iter().flatten();
         if let Some(source) = &volume.image
             && mounts.any(|mount| mount.name == volume.name)
         {
-            let image = images::ensure(core, pod, Wanted::mounted_by(container, source)).await?;
+            let image = images::ensure(core, pod, RequiredImage::mounted_by(container, source)).await?;
             mounted.insert(volume.name.clone(), image.spec);
         }
     }

@@ -23,7 +23,7 @@ use crate::{
     dispatch,
     inotify::Watch,
     pod::spec::{self, HASH_ANNOTATION, MIRROR_ANNOTATION},
-    registry::{Message, Seen},
+    registry::{Message, PublishedPod},
 };
 
 /// All pods of the manifests in the directory.
@@ -111,9 +111,9 @@ fn adopt(core: &Arc<Core>, pod: &Arc<Pod>) {
 }
 
 /// Static pods of the same name that have not ended.
-fn predecessors(core: &Core, pod: &Pod) -> Vec<watch::Receiver<Seen>> {
+fn predecessors(core: &Core, pod: &Pod) -> Vec<watch::Receiver<PublishedPod>> {
     let of = |pod: &Pod| (spec::namespace(pod).to_owned(), spec::name(pod).to_owned());
-    let same = |seen: &Seen| {
+    let same = |seen: &PublishedPod| {
         spec::is_static(&seen.pod)
             && of(&seen.pod) == of(pod)
             && spec::uid(&seen.pod) != spec::uid(pod)

@@ -40,7 +40,7 @@ use crate::{
         spec,
         status::{self, Facts, Failure, is_terminal},
     },
-    registry::{Message, Seen},
+    registry::{Message, PublishedPod},
     volumes,
 };
 use actions::Done;
@@ -381,7 +381,7 @@ impl Worker {
         let before = self.report.status();
         self.core.metrics.status_changes(before, &status);
         self.report.set_status(status);
-        let seen = Seen {
+        let seen = PublishedPod {
             pod: self.subject.pod.clone(),
             status: self.report.shared(),
             is_stopped: matches!(self.life, Life::Stopped(_)),

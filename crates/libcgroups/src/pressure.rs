@@ -25,13 +25,13 @@ pub struct Stalled {
 
 /// A resource with PSI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Waited {
+pub enum PressureResource {
     Cpu,
     Memory,
     Io,
 }
 
-impl Waited {
+impl PressureResource {
     const fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -43,7 +43,7 @@ impl Waited {
 
 impl Pressure {
     /// The pressure of the whole machine.
-    pub fn of_machine(waited: Waited) -> Option<Self> {
+    pub fn of_machine(waited: PressureResource) -> Option<Self> {
         Self::read(&Path::new("/proc/pressure").join(waited.name()))
     }
 
@@ -78,7 +78,7 @@ impl Pressure {
 
 impl Cgroup {
     /// `None` on v1, or if the kernel has no PSI.
-    pub fn pressure(&self, waited: Waited) -> Option<Pressure> {
+    pub fn pressure(&self, waited: PressureResource) -> Option<Pressure> {
         if !self.hierarchies.is_unified() {
             return None;
         }

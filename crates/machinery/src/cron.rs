@@ -48,12 +48,12 @@ const DESCRIPTORS: [(&str, &str); 7] = [
 /// A parsed schedule.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
-    rhythm: Rhythm,
+    rhythm: Recurrence,
     zone: Option<TimeZone>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum Rhythm {
+enum Recurrence {
     Every(SignedDuration),
     /// Sets of numbers as bits.
     Fields {
@@ -84,8 +84,8 @@ impl Schedule {
     /// zone of the schedule.
     pub fn next(&self, after: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
         match &self.rhythm {
-            Rhythm::Every(period) => whole_second(after)?.checked_add(*period).ok(),
-            Rhythm::Fields {
+            Recurrence::Every(period) => whole_second(after)?.checked_add(*period).ok(),
+            Recurrence::Fields {
                 minutes,
                 hours,
                 days,
@@ -177,7 +177,7 @@ pub fn find_zone(name: &str) -> Option<TimeZone> {
     (zone.iana_name() == Some(name)).then_some(zone)
 }
 
-fn descriptor(text: &str) -> Result<Rhythm, String> {
+fn descriptor(text: &str) -> Result<Recurrence, String> {
     if let Some((_, meaning)) = DESCRIPTORS.iter().find(|(name, _)| *name == text) {
         return fields(meaning);
     }
@@ -188,10 +188,10 @@ fn descriptor(text: &str) -> Result<Rhythm, String> {
         .map_err(|why| format!("failed to parse duration {text}: time: {why}"))?;
     // Whole seconds, at least one. Go's durations end at 292 years.
     let seconds = seconds.clamp(1.0, 9_223_372_036.0) as i64;
-    Ok(Rhythm::Every(SignedDuration::from_secs(seconds)))
+    Ok(Recurrence::Every(SignedDuration::from_secs(seconds)))
 }
 
-fn fields(text: &str) -> Result<Rhythm, String> {
+fn fields(text: &str) -> Result<Recurrence, String> {
     let fields: Vec<&str> = text.split_whitespace().collect();
     let [minutes, hours, days, months, weekdays] = fields[..] else {
         return Err(format!(
@@ -200,7 +200,7 @@ fn fields(text: &str) -> Result<Rhythm, String> {
             fields.join(" ")
         ));
     };
-    Ok(Rhythm::Fields {
+    Ok(Recurrence::Fields {
         minutes: set(minutes, &FIELDS[0])?,
         hours: set(hours, &FIELDS[1])?,
         days: set(days, &FIELDS[2])?,

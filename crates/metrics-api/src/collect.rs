@@ -46,7 +46,7 @@ struct Schedule {
 }
 
 /// The result of a scrape.
-struct Asked {
+struct ScrapeResult {
     node: String,
     page: Result<Page, String>,
 }
@@ -77,7 +77,7 @@ struct Collector<'a> {
     samples: Arc<Samples>,
     clock: Arc<dyn Clock>,
     schedules: HashMap<String, Schedule>,
-    asked: FuturesUnordered<BoxFuture<'static, Asked>>,
+    asked: FuturesUnordered<BoxFuture<'static, ScrapeResult>>,
 }
 
 impl Collector<'_> {
@@ -152,7 +152,7 @@ impl Collector<'_> {
         }
     }
 
-    fn record(&mut self, asked: Asked) {
+    fn record(&mut self, asked: ScrapeResult) {
         // The node may be gone.
         let Some(schedule) = self.schedules.get_mut(&asked.node) else {
             return;
@@ -185,7 +185,7 @@ async fn at(due: Option<Instant>) {
     }
 }
 
-async fn ask(reader: Reader, fetch: Arc<dyn Fetch>, clock: Arc<dyn Clock>, node: String) -> Asked {
+async fn ask(reader: Reader, fetch: Arc<dyn Fetch>, clock: Arc<dyn Clock>, node: String) -> ScrapeResult {
     let page = async {
         let found = reader.get("", "nodes", "", &node).await;
         let found = found.map_err(|status| status.to_string())?;
@@ -197,7 +197,7 @@ async fn ask(reader: Reader, fetch: Arc<dyn Fetch>, clock: Arc<dyn Clock>, node:
     };
     let page = tokio::time::timeout(TIMEOUT, page).await;
     let page = page.unwrap_or_else(|_| Err("no answer in time".to_owned()));
-    Asked { node, page }
+    ScrapeResult { node, page }
 }
 
 #[cfg(test)]

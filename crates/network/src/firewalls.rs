@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// A chain of another firewall.
-struct Place {
+struct ForeignChain {
     /// The family and name of its table.
     table: &'static str,
     chain: &'static str,
@@ -22,8 +22,8 @@ struct Place {
 const FORWARD: &[&str] = &["iifname", "oifname"];
 const INPUT: &[&str] = &["iifname"];
 
-const fn place(table: &'static str, chain: &'static str, links: &'static [&'static str]) -> Place {
-    Place {
+const fn place(table: &'static str, chain: &'static str, links: &'static [&'static str]) -> ForeignChain {
+    ForeignChain {
         table,
         chain,
         links,
@@ -31,7 +31,7 @@ const fn place(table: &'static str, chain: &'static str, links: &'static [&'stat
 }
 
 /// All known chains.
-const ALL: &[Place] = &[
+const ALL: &[ForeignChain] = &[
     place("ip filter", "DOCKER-USER", FORWARD),
     place("ip6 filter", "DOCKER-USER", FORWARD),
     place("ip filter", "ufw-user-forward", FORWARD),
@@ -79,12 +79,12 @@ pub(crate) async fn remove(batch: &mut Batch, id: &str, tables: &[String]) -> Re
     Ok(())
 }
 
-fn present(tables: &[String]) -> impl Iterator<Item = &'static Place> {
+fn present(tables: &[String]) -> impl Iterator<Item = &'static ForeignChain> {
     ALL.iter()
         .filter(|place| tables.iter().any(|table| table == place.table))
 }
 
-impl Place {
+impl ForeignChain {
     async fn listing(&self) -> Result<Option<String>> {
         let table = self.table.split(' ');
         let arguments: Vec<&str> = ["-a", "list", "chain"]

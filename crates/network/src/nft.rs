@@ -74,12 +74,12 @@ struct State {
     session: Option<Session>,
     /// Set if `nft -i` did not respond as expected; then every batch runs in its own process.
     one_shot: bool,
-    others: Others,
+    others: ForeignChanges,
 }
 
 /// Detects changes of the ruleset by other programs.
 #[derive(Default)]
-struct Others {
+struct ForeignChanges {
     /// The last known ruleset generation.
     generation: Option<u32>,
     /// How often it was not the one that our own batches lead to.
@@ -88,7 +88,7 @@ struct Others {
     checked: HashMap<String, u64>,
 }
 
-impl Others {
+impl ForeignChanges {
     /// Checks the generation, after `own` batches of ours.
     fn look(&mut self, own: u32) {
         let now = netfilter::generation().ok();

@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use crate::{Error, Result, names};
 
 /// Changes within this time are handled together.
-const TOGETHER: Duration = Duration::from_millis(50);
+const BATCH_WINDOW: Duration = Duration::from_millis(50);
 
 const GROUPS: [MulticastGroup; 6] = [
     MulticastGroup::Link,
@@ -94,7 +94,7 @@ async fn next(
             _ => {}
         }
     }
-    let end = tokio::time::Instant::now() + TOGETHER;
+    let end = tokio::time::Instant::now() + BATCH_WINDOW;
     while let Ok(Some(_)) = tokio::time::timeout_at(end, messages.next()).await {}
     Ok(())
 }
@@ -103,11 +103,11 @@ async fn next(
 pub(crate) struct Notices {
     messages: Messages,
     task: JoinHandle<()>,
-    matters: Matters,
+    matters: RouteInputs,
 }
 
 /// What routes between nodes depend on.
-struct Matters {
+struct RouteInputs {
     /// The prefix of pods' links, which are irrelevant for routes between nodes.
     pod_links: String,
     overlay: String,
@@ -124,7 +124,7 @@ impl Notices {
         Ok(Self {
             messages,
             task: tokio::spawn(connection),
-            matters: Matters {
+            matters: RouteInputs {
                 pod_links: names::link_prefix(id),
                 overlay: names::vxlan_link(id),
                 metric: names::route_metric(id),
@@ -140,7 +140,7 @@ impl Notices {
     }
 }
 
-impl Matters {
+impl RouteInputs {
     fn include(&self, message: &RouteNetlinkMessage) -> bool {
         match message {
             RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link) => {

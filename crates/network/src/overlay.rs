@@ -22,7 +22,7 @@ use crate::{
     Error, Result, links, names,
     netns::Netlink,
     nft::{Batch, Nft},
-    routes::{Config, Hop, overlay_hardware},
+    routes::{Config, NextHop, overlay_hardware},
 };
 
 /// Linux' default UDP port for VXLAN.
@@ -43,10 +43,10 @@ pub(crate) struct Tunnel {
 
 impl Tunnel {
     /// The tunnel of a route, if it needs one.
-    pub(crate) fn new((cidr, hop): (&IpNet, &Hop)) -> Option<Self> {
+    pub(crate) fn new((cidr, hop): (&IpNet, &NextHop)) -> Option<Self> {
         match hop {
-            Hop::Direct(_) => None,
-            Hop::Overlay { node, hardware } => Some(Self {
+            NextHop::Direct(_) => None,
+            NextHop::Overlay { node, hardware } => Some(Self {
                 inner: cidr.network(),
                 node: *node,
                 hardware: *hardware,

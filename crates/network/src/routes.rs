@@ -42,7 +42,7 @@ pub struct Peer {
 
 /// The next hop to the pods of another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Hop {
+pub enum NextHop {
     /// The node is on one of our subnets.
     Direct(IpAddr),
     /// Through the overlay, to this node's address and device.
@@ -56,7 +56,7 @@ pub enum Hop {
 
 /// The desired routes. `subnets` are those of this node's interfaces; a peer without an address is
 /// skipped.
-pub fn plan(peers: &[Peer], subnets: &[IpNet]) -> BTreeMap<IpNet, Hop> {
+pub fn plan(peers: &[Peer], subnets: &[IpNet]) -> BTreeMap<IpNet, NextHop> {
     let mut routes = BTreeMap::new();
     for peer in peers {
         for cidr in &peer.pod_cidrs {
@@ -67,8 +67,8 @@ pub fn plan(peers: &[Peer], subnets: &[IpNet]) -> BTreeMap<IpNet, Hop> {
                 .filter(same_family)
                 .find(|ip| subnets.iter().any(|subnet| subnet.contains(*ip)));
             let hop = match (direct, peer.addresses.first()) {
-                (Some(ip), _) => Hop::Direct(*ip),
-                (None, Some(ip)) => Hop::Overlay {
+                (Some(ip), _) => NextHop::Direct(*ip),
+                (None, Some(ip)) => NextHop::Overlay {
                     node: *ip,
                     hardware: overlay_hardware(&peer.name),
                 },
@@ -158,7 +158,7 @@ impl NodeRoutes {
         &self,
         netlink: &Netlink,
         cidr: IpNet,
-        hop: &Hop,
+        hop: &NextHop,
         overlay: Option<u32>,
     ) -> Result<()> {
         let builder = RouteMessageBuilder::<IpAddr>::new()
@@ -169,13 +169,13 @@ impl NodeRoutes {
             .destination_prefix(cidr.network(), cidr.prefix_len())
             .map_err(unfit)?;
         let builder = match (hop, overlay) {
-            (Hop::Direct(gateway), _) => builder.gateway(*gateway).map_err(unfit)?,
-            (Hop::Overlay { .. }, Some(index)) => builder
+            (NextHop::Direct(gateway), _) => builder.gateway(*gateway).map_err(unfit)?,
+            (NextHop::Overlay { .. }, Some(index)) => builder
                 .gateway(cidr.network())
                 .map_err(unfit)?
                 .output_interface(index)
                 .onlink(),
-            (Hop::Overlay { .. }, None) => return Ok(()),
+            (NextHop::Overlay { .. }, None) => return Ok(()),
         };
         links::add_route(netlink, builder.build(), &format!("route to {cidr}")).await
     }
@@ -184,7 +184,7 @@ impl NodeRoutes {
         &self,
         netlink: &Netlink,
         installed: &[(IpNet, RouteMessage)],
-        wanted: &BTreeMap<IpNet, Hop>,
+        wanted: &BTreeMap<IpNet, NextHop>,
     ) -> Result<()> {
         let inside = |cidr: &IpNet| {
             self.config
@@ -246,7 +246,7 @@ impl NodeRoutes {
 }
 
 /// Whether an existing route is correct.
-fn leads(route: &RouteMessage, cidr: IpNet, hop: &Hop, overlay: Option<u32>) -> bool {
+fn leads(route: &RouteMessage, cidr: IpNet, hop: &NextHop, overlay: Option<u32>) -> bool {
     let gateway = route
         .attributes
         .iter()
@@ -263,8 +263,8 @@ fn leads(route: &RouteMessage, cidr: IpNet, hop: &Hop, overlay: Option<u32>) -> 
             _ => None,
         });
     match hop {
-        Hop::Direct(to) => gateway == Some(*to) && link != overlay,
-        Hop::Overlay { .. } => gateway == Some(cidr.network()) && link == overlay,
+        NextHop::Direct(to) => gateway == Some(*to) && link != overlay,
+        NextHop::Overlay { .. } => gateway == Some(cidr.network()) && link == overlay,
     }
 }
 
@@ -365,11 +365,11 @@ mod tests {
         let routes = plan(&peers, &["192.0.2.0/24".parse().unwrap()]);
         assert_eq!(
             routes[&"10.42.1.0/24".parse().unwrap()],
-            Hop::Direct("192.0.2.2".parse().unwrap())
+            NextHop::Direct("192.0.2.2".parse().unwrap())
         );
         assert_eq!(
             routes[&"10.42.2.0/24".parse().unwrap()],
-            Hop::Overlay {
+            NextHop::Overlay {
                 node: "198.51.100.3".parse().unwrap(),
                 hardware: overlay_hardware("c")
             }

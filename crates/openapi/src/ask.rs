@@ -12,7 +12,7 @@ use super::{
     Documents, Remote, by_place, custom_hash,
     descriptions::Descriptions,
     document::{self, Maker},
-    documents::{Form, Found, Index, Named, Sources},
+    documents::{Form, EncodedDocument, Index, Named, Sources},
     hash, members, older,
     packed::{self, Packed},
     upgrade, url,
@@ -32,7 +32,7 @@ const INDEX: &str = "text/plain; charset=utf-8";
 const YEAR: i64 = 365 * 24 * 60 * 60;
 
 /// One request for a document.
-pub struct Ask<'a> {
+pub struct DocumentRequest<'a> {
     pub table: Arc<Table>,
     pub documents: Arc<Documents>,
     /// The documents of aggregated servers.
@@ -43,11 +43,11 @@ pub struct Ask<'a> {
     pub now: i64,
 }
 
-type Answered = Result<Option<Response<Body>>, Status>;
+type DocumentResponse = Result<Option<Response<Body>>, Status>;
 
-impl Ask<'_> {
+impl DocumentRequest<'_> {
     /// The document at a path below `/openapi`; `None` if nothing is served there.
-    pub async fn serve(&self, path: &str) -> Answered {
+    pub async fn serve(&self, path: &str) -> DocumentResponse {
         if path == "/openapi/v2" {
             return self.swagger().await.map(Some);
         }
@@ -170,7 +170,7 @@ impl Ask<'_> {
             true => None,
             false => Some(self.join(sources, form).await?),
         };
-        Ok(self.packed(Found { hash, document }, media))
+        Ok(self.packed(EncodedDocument { hash, document }, media))
     }
 
     /// The OpenAPI v2 document; missing pieces are made.
@@ -205,11 +205,11 @@ impl Ask<'_> {
         members: Vec<Arc<Resource>>,
         of: Sources,
         form: Form,
-    ) -> Result<Found, Status> {
+    ) -> Result<EncodedDocument, Status> {
         let custom = custom_hash(at, &members);
         if let Some(hash) = custom.clone().filter(|hash| self.has(hash)) {
             let document = None;
-            return Ok(Found { hash, document });
+            return Ok(EncodedDocument { hash, document });
         }
         let known = || {
             let known = self.documents.get(at, &of, form);
@@ -254,7 +254,7 @@ impl Ask<'_> {
     }
 
     /// A document, compressed if the client accepts that.
-    fn packed(&self, found: Found, media: &str) -> Response<Body> {
+    fn packed(&self, found: EncodedDocument, media: &str) -> Response<Body> {
         let Some(document) = found.document else {
             return self.answer(&found.hash, media, Body::empty);
         };
@@ -359,7 +359,7 @@ mod tests {
     #[tokio::test]
     async fn a_document_is_made_once_until_its_resources_change() {
         let table = Registry::builtin().kept_table();
-        let ask = Ask {
+        let ask = DocumentRequest {
             table: table.clone(),
             documents: Arc::default(),
             remote: Vec::new(),

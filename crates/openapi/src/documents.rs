@@ -20,7 +20,7 @@ use super::{
 #[derive(Default)]
 pub struct Documents {
     /// Guards the documents below `/openapi/v3` by path.
-    pub(super) known: Mutex<HashMap<String, Made>>,
+    pub(super) known: Mutex<HashMap<String, CachedDocument>>,
     /// Guards the index.
     pub(super) index: Mutex<Option<Index>>,
     /// Guards the pieces of the OpenAPI v2 document, as JSON and as protobuf.
@@ -52,7 +52,7 @@ impl Sources {
 }
 
 /// A cached document: its inputs, its hash, and the requested encodings.
-pub(super) struct Made {
+pub(super) struct CachedDocument {
     pub(super) of: Sources,
     pub(super) hash: String,
     json: Option<Packed>,
@@ -75,28 +75,28 @@ pub(super) enum Form {
 }
 
 /// A document in one encoding, and its hash.
-pub(super) struct Found {
+pub(super) struct EncodedDocument {
     pub(super) hash: String,
     pub(super) document: Option<Packed>,
 }
 
 impl Documents {
     /// The cached document, if its inputs are unchanged.
-    pub(super) fn get(&self, place: &str, of: &Sources, form: Form) -> Option<Found> {
+    pub(super) fn get(&self, place: &str, of: &Sources, form: Form) -> Option<EncodedDocument> {
         let known = self.known.lock();
         let made = known.get(place)?;
         let document = match form {
             Form::Json => &made.json,
             Form::Protobuf => &made.protobuf,
         };
-        made.of.are(of).then(|| Found {
+        made.of.are(of).then(|| EncodedDocument {
             hash: made.hash.clone(),
             document: document.clone(),
         })
     }
 
     /// Caches a document, or only its hash.
-    pub(super) fn put(&self, place: &str, of: &Sources, value: &Value, named: Named<'_>) -> Found {
+    pub(super) fn put(&self, place: &str, of: &Sources, value: &Value, named: Named<'_>) -> EncodedDocument {
         let text = value.to_string();
         let hash = match named.hash {
             Some(hash) => hash.to_owned(),
@@ -108,7 +108,7 @@ impl Documents {
         });
         let mut known = self.known.lock();
         let before = known.remove(place).filter(|made| made.hash == hash);
-        let mut made = before.unwrap_or_else(|| Made {
+        let mut made = before.unwrap_or_else(|| CachedDocument {
             of: Sources::default(),
             hash: hash.clone(),
             json: None,
@@ -121,7 +121,7 @@ impl Documents {
             None => {}
         }
         known.insert(place.to_owned(), made);
-        Found { hash, document }
+        EncodedDocument { hash, document }
     }
 
     /// The hash of every document; those not only of custom resources are made for it.

@@ -26,7 +26,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use registry::{Resource, Table, api_version};
 use sha2::{Digest, Sha256};
 
-pub use ask::Ask;
+pub use ask::DocumentRequest;
 pub use documents::Documents;
 use documents::Form;
 pub use remote::Remote;

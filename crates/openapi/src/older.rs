@@ -292,7 +292,7 @@ mod tests {
     use request::Query;
 
     use super::*;
-    use crate::{Ask, Documents};
+    use crate::{DocumentRequest, Documents};
 
     fn define(registry: &Registry, group: &str, plural: &str, field: &str) {
         let schema = json!({"type": "object", "properties": {field: {"type": "string"}}});
@@ -312,7 +312,7 @@ mod tests {
         accept: &str,
     ) -> (String, Vec<u8>) {
         let headers = HeaderMap::from_iter([(http::header::ACCEPT, accept.parse().unwrap())]);
-        let ask = Ask {
+        let ask = DocumentRequest {
             table: registry.kept_table(),
             documents: documents.clone(),
             remote: Vec::new(),

@@ -50,7 +50,7 @@ type Paths = Vec<(String, Vec<Operation>)>;
 
 /// All paths of a resource.
 pub(super) fn paths_of_resource(resource: &Resource) -> Paths {
-    let of = Of::new(resource);
+    let of = ResourcePaths::new(resource);
     let verbs = resource.kind.verbs();
     let mut paths = Paths::new();
     let scope = if of.namespaced { NAMESPACE } else { "" };
@@ -85,7 +85,7 @@ pub(super) fn paths_of_resource(resource: &Resource) -> Paths {
 
 /// Kinds that occur only in subresources, with the names of their definitions.
 pub(super) fn kinds_of_subresources(resource: &Resource) -> Vec<(String, GroupVersionKind)> {
-    let of = Of::new(resource);
+    let of = ResourcePaths::new(resource);
     let names = resource.kind.subresources().iter();
     let all = names.map(|name| of.kind_of(name));
     all.filter(|kind| kind.kind != of.kind)
@@ -101,7 +101,7 @@ fn push(paths: &mut Paths, path: &str, operation: Operation) {
 }
 
 /// A resource and what its operations share.
-struct Of<'a> {
+struct ResourcePaths<'a> {
     resource: &'a Resource,
     root: String,
     kind: &'a str,
@@ -110,13 +110,13 @@ struct Of<'a> {
 }
 
 /// A subresource: its name, its kind and its definition.
-struct Sub<'a> {
+struct SubresourcePaths<'a> {
     name: &'a str,
     kind: GroupVersionKind,
     definition: String,
 }
 
-impl<'a> Of<'a> {
+impl<'a> ResourcePaths<'a> {
     fn new(resource: &'a Resource) -> Self {
         Self {
             root: format!("/{}", place(&resource.group, &resource.version)),
@@ -159,7 +159,7 @@ impl<'a> Of<'a> {
     }
 
     /// A verb of the resource or of a subresource.
-    fn operation(&self, verb: &str, path: &str, sub: Option<&Sub<'_>>) -> Operation {
+    fn operation(&self, verb: &str, path: &str, sub: Option<&SubresourcePaths<'_>>) -> Operation {
         let kind = match sub {
             Some(sub) if !self.resource.custom => sub.kind.clone(),
             _ => self.own(),
@@ -273,7 +273,7 @@ impl<'a> Of<'a> {
         }
     }
 
-    fn describe(&self, verb: &str, sub: Option<&Sub<'_>>) -> String {
+    fn describe(&self, verb: &str, sub: Option<&SubresourcePaths<'_>>) -> String {
         let kind = self.kind;
         let specified = match sub {
             Some(sub) => format!("{} of the specified {kind}", sub.name),
@@ -300,7 +300,7 @@ impl<'a> Of<'a> {
     fn subresource(&self, paths: &mut Paths, one: &str, name: &str) {
         let (_, _, _, verbs) = self.resource.subresource(name);
         let kind = self.kind_of(name);
-        let sub = Sub {
+        let sub = SubresourcePaths {
             name,
             definition: self.definition_of(&kind),
             kind,
@@ -346,7 +346,7 @@ impl<'a> Of<'a> {
     }
 
     /// Forwarded requests, by every allowed method.
-    fn connects(&self, paths: &mut Paths, path: &str, sub: &Sub<'_>) {
+    fn connects(&self, paths: &mut Paths, path: &str, sub: &SubresourcePaths<'_>) {
         let proxied = sub.name == "proxy";
         let methods: &[&str] = if proxied {
             &EVERY_METHOD
@@ -366,7 +366,7 @@ impl<'a> Of<'a> {
         }
     }
 
-    fn connect(&self, method: &'static str, path: &str, sub: &Sub<'_>, suffix: &str) -> Operation {
+    fn connect(&self, method: &'static str, path: &str, sub: &SubresourcePaths<'_>, suffix: &str) -> Operation {
         let scope = if self.namespaced { "Namespaced" } else { "" };
         let upper = method.to_uppercase();
         let (kind, name) = (self.kind, sub.name);

@@ -26,7 +26,7 @@ pub const LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The requested subject and names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wish {
+pub struct RequestedCertificate {
     pub common_name: String,
     pub organizations: Vec<String>,
     pub dns_names: Vec<String>,
@@ -38,7 +38,7 @@ pub struct Wish {
 /// A request whose signature has been verified; derefs to its wish.
 #[derive(Debug, Clone)]
 pub struct Request {
-    wish: Wish,
+    wish: RequestedCertificate,
     /// DER of the subject, of the names, if any, and of the key.
     subject: Vec<u8>,
     names: Option<Vec<u8>>,
@@ -46,9 +46,9 @@ pub struct Request {
 }
 
 impl std::ops::Deref for Request {
-    type Target = Wish;
+    type Target = RequestedCertificate;
 
-    fn deref(&self) -> &Wish {
+    fn deref(&self) -> &RequestedCertificate {
         &self.wish
     }
 }
@@ -75,7 +75,7 @@ impl Request {
                 .map(str::to_owned)
                 .map_err(|_| "the subject is malformed".to_owned())
         };
-        let mut wish = Wish {
+        let mut wish = RequestedCertificate {
             common_name: info
                 .subject
                 .iter_common_name()
@@ -88,7 +88,7 @@ impl Request {
                 .iter_organization()
                 .map(text)
                 .collect::<Result<_, _>>()?,
-            ..Wish::default()
+            ..RequestedCertificate::default()
         };
         let mut named = false;
         for extension in parsed.requested_extensions().into_iter().flatten() {
@@ -110,7 +110,7 @@ impl Request {
     }
 }
 
-impl Wish {
+impl RequestedCertificate {
     fn add(&mut self, name: &GeneralName<'_>) -> Result<(), String> {
         match name {
             GeneralName::DNSName(name) => self.dns_names.push((*name).to_owned()),
@@ -179,7 +179,7 @@ fn verify(request: &X509CertificationRequest<'_>) -> Result<(), String> {
     Err("invalid signature, or unknown signature algorithm".to_owned())
 }
 
-impl Wish {
+impl RequestedCertificate {
     /// The names as an extension's value.
     fn encode_names(&self) -> Vec<u8> {
         let mut all = Vec::new();

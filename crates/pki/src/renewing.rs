@@ -23,7 +23,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::{
     Error,
     authority::{belongs, certificates_from_pem, key_pair},
-    csr::Wish,
+    csr::RequestedCertificate,
     files, provider, tls,
 };
 
@@ -36,7 +36,7 @@ pub struct KeyedRequest {
 
 impl KeyedRequest {
     /// A new key, and a request for this wish.
-    pub fn new(wish: &Wish) -> Result<Self, Error> {
+    pub fn new(wish: &RequestedCertificate) -> Result<Self, Error> {
         let key = KeyPair::generate()?;
         let mut names = wish.dns_names.clone();
         names.extend(wish.addresses.iter().map(ToString::to_string));
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
     use crate::{Names, Pki, csr};
 
-    fn issue(pki: &Pki, wish: &Wish, life: u64) -> (KeyedRequest, String) {
+    fn issue(pki: &Pki, wish: &RequestedCertificate, life: u64) -> (KeyedRequest, String) {
         let keyed = KeyedRequest::new(wish).unwrap();
         let request = csr::Request::parse(keyed.request.as_bytes()).unwrap();
         assert_eq!(request.common_name, wish.common_name);
@@ -272,12 +272,12 @@ mod tests {
     fn a_pair_is_kept_renewed_and_found_again() {
         let dir = tempfile::tempdir().unwrap();
         let pki = Pki::ensure(&dir.path().join("pki"), &Names::default()).unwrap();
-        let wish = Wish {
+        let wish = RequestedCertificate {
             common_name: "system:node:n".into(),
             organizations: vec!["system:nodes".into()],
             dns_names: vec!["n".into()],
             addresses: vec!["192.0.2.1".parse().unwrap()],
-            ..Wish::default()
+            ..RequestedCertificate::default()
         };
         let path = dir.path().join("agent/kubelet-serving.pem");
         let pair = Renewing::load(&path).unwrap();

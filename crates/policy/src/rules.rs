@@ -48,7 +48,7 @@ impl Family {
 
 /// A set that rules use, without the family's suffix.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Asked {
+pub enum NamedSet {
     /// The addresses of selected pods; one set per family.
     Pods(PodQuery),
     /// Addresses and numbers of a named port; one set per family.
@@ -57,7 +57,7 @@ pub enum Asked {
     Numbers(Vec<(u16, u16)>),
 }
 
-impl Asked {
+impl NamedSet {
     /// Its name in the table; equal sets have equal names.
     pub fn name(&self) -> String {
         match self {
@@ -86,7 +86,7 @@ pub struct Compiled {
     /// In order.
     pub rules: Vec<String>,
     /// By name.
-    pub asked: BTreeMap<String, Asked>,
+    pub asked: BTreeMap<String, NamedSet>,
 }
 
 /// Every rule accepts; packets that no rule accepts return to the pod's chain.
@@ -99,7 +99,7 @@ pub fn compile(direction: Direction, rules: &[Rule]) -> Compiled {
 }
 
 impl Compiled {
-    fn ask(&mut self, asked: Asked) -> String {
+    fn ask(&mut self, asked: NamedSet) -> String {
         let name = asked.name();
         self.asked.insert(name.clone(), asked);
         name
@@ -129,11 +129,11 @@ impl Compiled {
         let is = |protocol: &Protocol| format!("meta l4proto {}", protocol.as_str());
         let mut matches: Vec<String> = ports.protocols.iter().map(is).collect();
         for (protocol, ranges) in &ports.numbers {
-            let set = self.ask(Asked::Numbers(ranges.clone()));
+            let set = self.ask(NamedSet::Numbers(ranges.clone()));
             matches.push(format!("{} ct reply proto-src @{set}", is(protocol)));
         }
         for (protocol, name) in &ports.names {
-            let set = self.ask(Asked::NamedPort(*protocol, name.clone()));
+            let set = self.ask(NamedSet::NamedPort(*protocol, name.clone()));
             let (ip, digit) = (family.ip, family.digit);
             let server = format!("ct reply {ip} saddr . ct reply proto-src @{set}{digit}");
             matches.push(format!("{} {server}", is(protocol)));
@@ -159,7 +159,7 @@ impl Compiled {
         for peer in peers {
             match peer {
                 Peer::Pods(query) => {
-                    let set = self.ask(Asked::Pods(query.clone()));
+                    let set = self.ask(NamedSet::Pods(query.clone()));
                     matches.push(format!("{peer_address} @{set}{digit}"));
                 }
                 Peer::Block(cidr, except) if cidr.addr().is_ipv4() == (family.ip == "ip") => {
@@ -206,9 +206,9 @@ mod tests {
         let mut text = compiled.rules.join("\n");
         for (name, asked) in &compiled.asked {
             let word = match asked {
-                Asked::Pods(_) => "PODS",
-                Asked::NamedPort(_, port) => port.as_str(),
-                Asked::Numbers(_) => "NUMBERS",
+                NamedSet::Pods(_) => "PODS",
+                NamedSet::NamedPort(_, port) => port.as_str(),
+                NamedSet::Numbers(_) => "NUMBERS",
             };
             text = text.replace(name, word);
         }

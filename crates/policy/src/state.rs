@@ -14,7 +14,7 @@ use network::{Protocol, nft::Batch};
 
 use crate::{
     policy::{Direction, Key, Labels, Policy},
-    rules::{Asked, Compiled, FAMILIES, Family, compile, short_hash},
+    rules::{NamedSet, Compiled, FAMILIES, Family, compile, short_hash},
     table::{Chain, Table},
 };
 
@@ -127,7 +127,7 @@ pub struct State {
     /// Pod chains, with the number of pods that share each.
     shared: BTreeMap<String, usize>,
     /// Sets of rules, with the number of policy chains that use each.
-    asked: BTreeMap<String, (Asked, usize)>,
+    asked: BTreeMap<String, (NamedSet, usize)>,
 }
 
 fn policy_chain(direction: Direction, key: &Key) -> String {
@@ -255,7 +255,7 @@ impl State {
     // Sets of rules.
 
     /// A pod's elements of a set, with the family's suffix in its name.
-    fn wanted(&self, key: &Key, name: &str, asked: &Asked) -> Vec<(String, String)> {
+    fn wanted(&self, key: &Key, name: &str, asked: &NamedSet) -> Vec<(String, String)> {
         let Some(tracked) = self.pods.get(key) else {
             return Vec::new();
         };
@@ -265,7 +265,7 @@ impl State {
         let addresses: BTreeSet<&IpAddr> = pod.addresses.union(&tracked.attached).collect();
         let set = |ip: &IpAddr| format!("{name}{}", Family::from_address(*ip).digit);
         match asked {
-            Asked::Pods(query) => {
+            NamedSet::Pods(query) => {
                 let namespace = self.namespaces.get(&key.0);
                 if !query.matches(&key.0, namespace, &pod.labels) {
                     return Vec::new();
@@ -273,7 +273,7 @@ impl State {
                 let element = |ip: &IpAddr| (set(ip), ip.to_string());
                 addresses.into_iter().map(element).collect()
             }
-            Asked::NamedPort(protocol, name) => {
+            NamedSet::NamedPort(protocol, name) => {
                 let ports = pod.ports.iter();
                 let named = ports.filter(|port| port.0 == *protocol && port.1 == *name);
                 let numbers: Vec<u16> = named.map(|port| port.2).collect();
@@ -284,7 +284,7 @@ impl State {
                 };
                 addresses.into_iter().flat_map(element).collect()
             }
-            Asked::Numbers(_) => Vec::new(),
+            NamedSet::Numbers(_) => Vec::new(),
         }
     }
 
@@ -304,13 +304,13 @@ impl State {
         }
     }
 
-    fn ask(&mut self, name: &str, asked: &Asked) {
+    fn ask(&mut self, name: &str, asked: &NamedSet) {
         if let Some((_, users)) = self.asked.get_mut(name) {
             *users += 1;
             return;
         }
         self.asked.insert(name.to_owned(), (asked.clone(), 1));
-        if let Asked::Numbers(ranges) = asked {
+        if let NamedSet::Numbers(ranges) = asked {
             self.table
                 .add_set(name, "type inet_service; flags interval;");
             for (first, last) in ranges {
@@ -324,7 +324,7 @@ impl State {
         }
         for Family { kind, digit, .. } in FAMILIES {
             let kind = match asked {
-                Asked::NamedPort(..) => format!("type {kind} . inet_service;"),
+                NamedSet::NamedPort(..) => format!("type {kind} . inet_service;"),
                 _ => format!("type {kind};"),
             };
             self.table.add_set(&format!("{name}{digit}"), kind);
@@ -348,7 +348,7 @@ impl State {
             return;
         }
         let sets = match asked {
-            Asked::Numbers(_) => vec![name.to_owned()],
+            NamedSet::Numbers(_) => vec![name.to_owned()],
             _ => FAMILIES
                 .map(|family| format!("{name}{}", family.digit))
                 .to_vec(),

@@ -11,7 +11,7 @@ use network::Protocol;
 
 /// This node's name and zone.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct NodeTopology {
     /// The node's name.
     pub node: String,
     /// Its zone, if it has one.
@@ -31,7 +31,7 @@ pub struct Endpoint {
 
 /// The Service port whose endpoints are wanted.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted<'a> {
+pub struct EndpointQuery<'a> {
     /// The port's name; empty for a single unnamed port.
     pub port_name: &'a str,
     /// Its protocol.
@@ -70,8 +70,8 @@ pub fn is_proxied(slice: &EndpointSlice) -> bool {
 /// Chooses among all slices of one service.
 pub fn choose<'a>(
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
-    wanted: Wanted<'_>,
-    place: &Place,
+    wanted: EndpointQuery<'_>,
+    place: &NodeTopology,
 ) -> Chosen {
     let mut candidates = BTreeMap::new();
     for slice in slices {
@@ -111,7 +111,7 @@ pub fn local_addresses(slices: &[&EndpointSlice], node: &str) -> BTreeSet<String
 
 type Candidates = BTreeMap<(IpAddr, u16), Candidate>;
 
-fn collect(slice: &EndpointSlice, wanted: Wanted<'_>, place: &Place, into: &mut Candidates) {
+fn collect(slice: &EndpointSlice, wanted: EndpointQuery<'_>, place: &NodeTopology, into: &mut Candidates) {
     if slice.address_type != if wanted.v4 { "IPv4" } else { "IPv6" } {
         return;
     }
@@ -138,7 +138,7 @@ fn collect(slice: &EndpointSlice, wanted: Wanted<'_>, place: &Place, into: &mut 
     }
 }
 
-fn candidate(endpoint: &SliceEndpoint, place: &Place) -> Candidate {
+fn candidate(endpoint: &SliceEndpoint, place: &NodeTopology) -> Candidate {
     let conditions = endpoint.conditions.clone().unwrap_or_default();
     let ready = conditions.ready.unwrap_or(true);
     let hints = endpoint.hints.as_ref();
@@ -183,7 +183,7 @@ fn ready_or_serving(
 /// Hints count only if every endpoint has one and one of them is for this node or zone.
 fn by_hints<'a>(
     usable: &[(&'a (IpAddr, u16), &'a Candidate)],
-    place: &Place,
+    place: &NodeTopology,
 ) -> Vec<(&'a (IpAddr, u16), &'a Candidate)> {
     if usable
         .iter()
@@ -232,12 +232,12 @@ mod tests {
     }
 
     fn chosen(endpoints: Value) -> (Vec<String>, Vec<String>) {
-        let wanted = Wanted {
+        let wanted = EndpointQuery {
             port_name: "http",
             protocol: Protocol::Tcp,
             v4: true,
         };
-        let place = Place {
+        let place = NodeTopology {
             node: "here".into(),
             zone: Some("z1".into()),
         };
@@ -301,24 +301,24 @@ mod tests {
     fn other_families_ports_and_protocols_do_not_count() {
         let slice = slice(json!([{"addresses": ["10.0.0.1"]}]));
         for wanted in [
-            Wanted {
+            EndpointQuery {
                 port_name: "http",
                 protocol: Protocol::Tcp,
                 v4: false,
             },
-            Wanted {
+            EndpointQuery {
                 port_name: "",
                 protocol: Protocol::Tcp,
                 v4: true,
             },
-            Wanted {
+            EndpointQuery {
                 port_name: "http",
                 protocol: Protocol::Udp,
                 v4: true,
             },
         ] {
             assert_eq!(
-                choose([&slice], wanted, &Place::default()),
+                choose([&slice], wanted, &NodeTopology::default()),
                 Chosen::default()
             );
         }

@@ -55,15 +55,15 @@ impl NodeAddresses {
 }
 
 /// A port that a process of this node keeps.
-pub type Kept = (SocketAddr, Protocol);
+pub type ListeningPort = (SocketAddr, Protocol);
 
 /// Removes load balancer addresses from the views that this node must not redirect: addresses of
 /// other nodes, and its own whose port is in use. Returns the latter.
 pub fn keep_host_ports(
     views: &mut [PortView],
     nodes: &NodeAddresses,
-    is_free: impl Fn(Kept) -> bool,
-) -> Vec<Kept> {
+    is_free: impl Fn(ListeningPort) -> bool,
+) -> Vec<ListeningPort> {
     let mut kept = Vec::new();
     for view in views {
         let mut removed = BTreeSet::new();
@@ -83,7 +83,7 @@ pub fn keep_host_ports(
 }
 
 /// Whether no process of this machine listens on the port, at this address or all addresses.
-pub fn is_free((address, protocol): Kept) -> bool {
+pub fn is_free((address, protocol): ListeningPort) -> bool {
     let kind = match protocol {
         Protocol::Tcp => SockType::Stream,
         Protocol::Udp => SockType::Datagram,

@@ -23,10 +23,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::{
-    endpoints::{Place, is_proxied, local_addresses},
+    endpoints::{NodeTopology, is_proxied, local_addresses},
     health::{Check, Health},
     health_server::{Page, serve, serve_checks},
-    host_ports::{self, Kept, NodeAddresses},
+    host_ports::{self, ListeningPort, NodeAddresses},
     rules::contribution,
     ruleset::{Datagrams, Ruleset, ServiceKey},
     service::{Policy, PortView, announced_by, health_check_port, is_from_pool, views},
@@ -146,11 +146,11 @@ struct Worker<'a> {
     proxy: &'a Proxy,
     sources: Sources,
     ruleset: Ruleset,
-    place: Place,
+    place: NodeTopology,
     /// Load balancer addresses that this node announces.
     announced: BTreeMap<ServiceKey, Vec<IpAddr>>,
     /// Load balancers, and the ports that processes of this node keep.
-    balancers: BTreeMap<ServiceKey, Vec<Kept>>,
+    balancers: BTreeMap<ServiceKey, Vec<ListeningPort>>,
     announcements: watch::Sender<BTreeSet<IpAddr>>,
 }
 
@@ -206,7 +206,7 @@ impl Proxy {
             dns: config.dns.clone(),
             node_port_addresses: config.node_port_addresses.clone(),
         };
-        let place = Place {
+        let place = NodeTopology {
             node: config.node_name.clone(),
             zone: None,
         };

@@ -8,7 +8,7 @@ use k8s_openapi::api::{
 };
 use network::{IpNet, Protocol};
 
-use crate::endpoints::{Chosen, Place, Wanted, choose};
+use crate::endpoints::{Chosen, NodeTopology, EndpointQuery, choose};
 
 /// Services with this label, whatever its value, are served by another proxy.
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
@@ -102,7 +102,7 @@ pub fn is_from_pool(service: &Service) -> bool {
 pub fn views(
     service: &Service,
     slices: &[&EndpointSlice],
-    place: &Place,
+    place: &NodeTopology,
     policy: Policy,
 ) -> Vec<PortView> {
     let Some(spec) = &service.spec else {
@@ -123,7 +123,7 @@ pub fn views(
                 continue;
             };
             let port_name = port.name.as_deref().unwrap_or_default();
-            let wanted = Wanted {
+            let wanted = EndpointQuery {
                 port_name,
                 protocol,
                 v4: cluster_ip.is_ipv4(),
@@ -265,7 +265,7 @@ mod tests {
             "metadata": {"name": "web", "namespace": "default"}, "spec": spec, "status": status,
         }))
         .unwrap();
-        views(&service, &[], &Place::default(), Policy::default())
+        views(&service, &[], &NodeTopology::default(), Policy::default())
     }
 
     #[test]
@@ -300,7 +300,7 @@ mod tests {
                 "spec": {"clusterIP": "10.43.0.9", "ports": [{"port": 80}]},
             }))
             .unwrap();
-            let views = views(&service, &[], &Place::default(), Policy::default());
+            let views = views(&service, &[], &NodeTopology::default(), Policy::default());
             assert_eq!(views.len(), served, "{label}");
         }
     }

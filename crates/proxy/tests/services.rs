@@ -18,7 +18,7 @@ use network::{
 };
 use proxy::{
     Config, DnsRedirect, Sources,
-    endpoints::Place,
+    endpoints::NodeTopology,
     rules::contribution,
     ruleset::{Datagrams, Ruleset},
     service::{Policy, views},
@@ -547,7 +547,7 @@ fn a_service_that_had_a_thousand_endpoints_leaves_nothing_of_them() {
 fn change(ruleset: &mut Ruleset, number: u32, ip: &str, endpoints: &[&str]) -> Batch {
     let name = format!("web-{number}");
     let service = service(&name, json!({"clusterIP": ip, "clusterIPs": [ip]}));
-    let place = Place {
+    let place = NodeTopology {
         node: "here".into(),
         zone: None,
     };

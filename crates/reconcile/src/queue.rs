@@ -90,20 +90,20 @@ impl<T: Item> Default for Queue<T> {
 }
 
 /// A key held by a worker; dropping it returns the key.
-pub struct Held<T: Item> {
+pub struct ClaimedKey<T: Item> {
     queue: Queue<T>,
     key: T,
     since: Instant,
 }
 
-impl<T: Item> Held<T> {
+impl<T: Item> ClaimedKey<T> {
     /// The key.
     pub fn key(&self) -> &T {
         &self.key
     }
 }
 
-impl<T: Item> Drop for Held<T> {
+impl<T: Item> Drop for ClaimedKey<T> {
     fn drop(&mut self) {
         let shared = &self.queue.shared;
         shared.count(|meter| meter.finished(self.since.elapsed()));
@@ -217,7 +217,7 @@ impl<T: Item> Queue<T> {
     }
 
     /// Waits for the next key.
-    pub async fn next(&self) -> Held<T> {
+    pub async fn next(&self) -> ClaimedKey<T> {
         loop {
             let changed = self.shared.changed.notified();
             let now = Instant::now();
@@ -232,7 +232,7 @@ impl<T: Item> Queue<T> {
                     self.shared.changed.notify_one();
                 }
                 self.shared.count(|meter| meter.took(now - added));
-                return Held {
+                return ClaimedKey {
                     queue: self.clone(),
                     key,
                     since: now,

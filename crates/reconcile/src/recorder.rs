@@ -162,7 +162,7 @@ enum Outcome {
     },
 }
 
-struct Known {
+struct RecordedEvent {
     name: String,
     count: i32,
     first: Timestamp,
@@ -183,7 +183,7 @@ struct Correlator {
     component: String,
     host: String,
     clock: Arc<dyn Clock>,
-    known: HashMap<String, Known>,
+    known: HashMap<String, RecordedEvent>,
     similar: HashMap<String, Similar>,
     buckets: HashMap<String, Bucket>,
 }
@@ -217,7 +217,7 @@ impl Correlator {
         } else {
             (format!("{group} {}", said.message), said.message.clone())
         };
-        let known = self.known.entry(key).or_insert_with(|| Known {
+        let known = self.known.entry(key).or_insert_with(|| RecordedEvent {
             name: event_name(&said.about, now),
             count: 0,
             first: now,
@@ -291,7 +291,7 @@ impl Correlator {
 }
 
 fn event(
-    known: &Known,
+    known: &RecordedEvent,
     said: &Said,
     message: String,
     now: Timestamp,

@@ -10,7 +10,7 @@ use crate::{Reader, Resource, Stored, packed::Index};
 /// The interval between passes. A pass packs the objects that have not changed since the previous one.
 const EVERY: Duration = Duration::from_secs(30);
 /// The minimum number of objects to build a dictionary from.
-const FEW: usize = 16;
+const MIN_OBJECTS: usize = 16;
 
 /// Packs objects until the future is dropped.
 pub async fn pack_at_rest(reader: Reader) {
@@ -78,7 +78,7 @@ impl Packer {
             let index = Index::new(dictionary.clone());
             loose.retain(|object| !object.pack(&index));
         }
-        if loose.len() < FEW {
+        if loose.len() < MIN_OBJECTS {
             return self;
         }
         let samples: Vec<_> = loose.iter().map(|object| object.bytes()).collect();

@@ -22,7 +22,7 @@ use crate::{
     Encryption, Registry, encryption,
     header::Header,
     packed::{Index, Text},
-    scan::{self, Places},
+    scan::{self, ObjectOffsets},
 };
 
 /// The minimum length of an object to be packed.
@@ -83,11 +83,11 @@ impl Draft {
     }
 
     /// Encoded bytes parse unless they are nested too deeply.
-    fn check(encoded: &Encoded) -> Result<Places, String> {
+    fn check(encoded: &Encoded) -> Result<ObjectOffsets, String> {
         if encoded.depth > MAX_DEPTH {
             return Err("the object is nested too deeply".to_owned());
         }
-        Places::from_encoded(encoded).ok_or_else(|| "no metadata".to_owned())
+        ObjectOffsets::from_encoded(encoded).ok_or_else(|| "no metadata".to_owned())
     }
 
     /// The bytes, without a resourceVersion.

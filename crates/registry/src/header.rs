@@ -10,7 +10,7 @@ use std::{
 use machinery::{Object, Value};
 use parking_lot::Mutex;
 
-use crate::scan::{Places, Stamp};
+use crate::scan::{ObjectOffsets, Stamp};
 
 /// Names of selectable fields. Objects of a kind share one list.
 type FieldNames = Arc<[Cow<'static, str>]>;
@@ -39,7 +39,7 @@ impl Header {
     /// The header of an object; `fields` are the kind's selectable fields.
     pub(crate) fn new(
         object: &Object,
-        places: Places,
+        places: ObjectOffsets,
         fields: Vec<(Cow<'static, str>, String)>,
     ) -> Self {
         let metadata = object.get("metadata").and_then(Value::as_object);
@@ -64,7 +64,7 @@ impl Header {
     }
 
     /// The same header for bytes with other offsets.
-    pub(crate) fn at(self, places: Places) -> Self {
+    pub(crate) fn at(self, places: ObjectOffsets) -> Self {
         Self {
             body: places.body,
             metadata: places.metadata,
@@ -241,7 +241,7 @@ mod tests {
         let object = machinery::json::from_str(json).unwrap();
         let fields = fields.iter();
         let fields = fields.map(|(name, value)| ((*name).into(), (*value).to_owned()));
-        Header::new(&object, Places::default(), fields.collect())
+        Header::new(&object, ObjectOffsets::default(), fields.collect())
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub use at_rest::pack_at_rest;
 pub use codec::{Draft, ObjectCodec, Stored};
 pub use encryption::Encryption;
 pub use header::Header;
-pub use names::{Endings, RandomEndings};
+pub use names::{NameSuffixes, RandomNameSuffixes};
 pub use reader::{Reader, Readings};
 pub use resources::{
     KindRef, Labels, Registry, Resource, Served, api_version, key_prefix, object_key,

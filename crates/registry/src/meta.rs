@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use machinery::{Object, Status, Value, json::Key};
 use rand::Rng;
 
-use crate::{Endings, names};
+use crate::{NameSuffixes, names};
 
 /// The finalizers of the garbage collector.
 pub const ORPHAN: &str = "orphan";
@@ -134,7 +134,7 @@ pub fn begin(object: &mut Object, now: Timestamp) {
 }
 
 /// Generates a name from `generateName` if there is none. Returns whether it did.
-pub fn generate_name(object: &mut Object, endings: &dyn Endings) -> bool {
+pub fn generate_name(object: &mut Object, endings: &dyn NameSuffixes) -> bool {
     if !text(object, "name").is_empty() || text(object, "generateName").is_empty() {
         return false;
     }
@@ -244,9 +244,9 @@ mod tests {
     #[test]
     fn a_name_is_generated_once() {
         let mut one = object(machinery::json::json!({"metadata": {"generateName": "web-"}}));
-        assert!(generate_name(&mut one, &crate::RandomEndings));
+        assert!(generate_name(&mut one, &crate::RandomNameSuffixes));
         assert!(text(&one, "name").starts_with("web-"));
-        assert!(!generate_name(&mut one, &crate::RandomEndings));
+        assert!(!generate_name(&mut one, &crate::RandomNameSuffixes));
     }
 
     #[test]

@@ -9,15 +9,15 @@ const ENDING: usize = 5;
 const LONGEST_PREFIX: usize = 63 - ENDING;
 
 /// Generates name suffixes.
-pub trait Endings: Send + Sync {
+pub trait NameSuffixes: Send + Sync {
     fn next(&self) -> String;
 }
 
 /// Five random characters.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct RandomEndings;
+pub struct RandomNameSuffixes;
 
-impl Endings for RandomEndings {
+impl NameSuffixes for RandomNameSuffixes {
     fn next(&self) -> String {
         let mut random = rand::rng();
         let letter = |_| char::from(LETTERS[random.random_range(0..LETTERS.len())]);
@@ -26,7 +26,7 @@ impl Endings for RandomEndings {
 }
 
 /// A name with this prefix, truncated if needed.
-pub fn generate(prefix: &str, endings: &dyn Endings) -> String {
+pub fn generate(prefix: &str, endings: &dyn NameSuffixes) -> String {
     let ends = prefix.char_indices().map(|(at, c)| at + c.len_utf8());
     let cut = ends.take_while(|end| *end <= LONGEST_PREFIX).last();
     let prefix = &prefix[..cut.unwrap_or(0)];
@@ -39,10 +39,10 @@ mod tests {
 
     #[test]
     fn a_generated_name_fits_and_keeps_its_prefix() {
-        let name = generate("web-", &RandomEndings);
+        let name = generate("web-", &RandomNameSuffixes);
         assert!(name.starts_with("web-") && name.len() == 9, "{name}");
-        assert_ne!(name, generate("web-", &RandomEndings));
-        assert_eq!(generate(&"x".repeat(100), &RandomEndings).len(), 63);
-        assert_eq!(generate(&"é".repeat(40), &RandomEndings).len(), 63);
+        assert_ne!(name, generate("web-", &RandomNameSuffixes));
+        assert_eq!(generate(&"x".repeat(100), &RandomNameSuffixes).len(), 63);
+        assert_eq!(generate(&"é".repeat(40), &RandomNameSuffixes).len(), 63);
     }
 }

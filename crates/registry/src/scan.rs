@@ -62,13 +62,13 @@ impl Stamp {
 
 /// The offsets of one object.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Places {
+pub(crate) struct ObjectOffsets {
     pub(crate) body: u32,
     pub(crate) metadata: (u32, u32),
     pub(crate) stamp: Stamp,
 }
 
-impl Places {
+impl ObjectOffsets {
     /// The offsets of bytes that were just encoded; `None` without metadata.
     pub(crate) fn from_encoded(encoded: &Encoded) -> Option<Self> {
         let (body, begin, end) = encoded.metadata;
@@ -90,8 +90,8 @@ impl Places {
 }
 
 /// Finds the offsets. The object must start with `apiVersion` and `kind` and have a `metadata`.
-pub(crate) fn places(bytes: &[u8]) -> Result<Places, String> {
-    let mut places = Places::default();
+pub(crate) fn places(bytes: &[u8]) -> Result<ObjectOffsets, String> {
+    let mut places = ObjectOffsets::default();
     let mut scanner = Scanner { bytes, at: 0 };
     scanner.expect(b'{')?;
     loop {
@@ -240,9 +240,9 @@ mod tests {
         let object = machinery::json::from_str(json).unwrap();
         let encoded = machinery::encode::object(schema, &object);
         assert_eq!(encoded.bytes, json.as_bytes());
-        assert_eq!(Places::from_encoded(&encoded), places(&encoded.bytes).ok());
+        assert_eq!(ObjectOffsets::from_encoded(&encoded), places(&encoded.bytes).ok());
         let nothing = machinery::encode::object(None, &machinery::Object::new());
-        assert_eq!(Places::from_encoded(&nothing), None);
+        assert_eq!(ObjectOffsets::from_encoded(&nothing), None);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cgroup::{Cgroup, Pressure, Stalled, Usage, Waited},
+    cgroup::{Cgroup, Pressure, Stalled, Usage, PressureResource},
     container::Container,
     engine::Engine,
     error::{Error, Result},
@@ -35,9 +35,9 @@ impl Measured {
         let pressure = |waited| cgroup.pressure(waited).map(psi);
         Self {
             usage: cgroup.usage(),
-            cpu: pressure(Waited::Cpu),
-            memory: pressure(Waited::Memory),
-            io: pressure(Waited::Io),
+            cpu: pressure(PressureResource::Cpu),
+            memory: pressure(PressureResource::Memory),
+            io: pressure(PressureResource::Io),
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     framework::{
         Plugin, Point, PostFilter, PreFilter, Shift, State,
         candidates::{Candidates, Rejection, histogram},
-        profile::{Asked, Profile},
+        profile::{PluginCall, Profile},
     },
     pod::PodInfo,
     verdicts::Verdicts,
@@ -28,9 +28,9 @@ const LEAST_PERCENTAGE: usize = 5;
 
 /// A small reproducible random number generator.
 #[derive(Debug, Clone)]
-pub struct Dice(u64);
+pub struct SeededRng(u64);
 
-impl Dice {
+impl SeededRng {
     /// The same seed gives the same numbers.
     pub fn new(seed: u64) -> Self {
         Self(seed)
@@ -135,7 +135,7 @@ pub struct Cycle<'a> {
 
 /// The durations of an attempt's extension points; zero for those not reached.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Took {
+pub struct ExtensionPointDurations {
     /// PreFilter.
     pub pre_filter: Duration,
     /// Filter of all evaluated nodes.
@@ -166,11 +166,11 @@ pub struct Scheduling {
     /// Where the next attempt starts, so that all nodes have the same chance.
     next_start: usize,
     /// Chooses between equal nodes.
-    pub dice: Dice,
+    pub dice: SeededRng,
     /// Cached results of local plugins; `None` to evaluate every node again.
     verdicts: Option<Verdicts>,
     /// The durations of the last attempt.
-    pub took: Took,
+    pub took: ExtensionPointDurations,
     /// The extenders. Pods that they decide about ([`Extenders::decide_about`]) must be scheduled
     /// on a thread that may block.
     pub extenders: Arc<Extenders>,
@@ -182,9 +182,9 @@ impl Scheduling {
         Self {
             cluster: Cluster::default(),
             next_start: 0,
-            dice: Dice::new(seed),
+            dice: SeededRng::new(seed),
             verdicts: Some(Verdicts::default()),
-            took: Took::default(),
+            took: ExtensionPointDurations::default(),
             extenders: Arc::default(),
         }
     }
@@ -201,9 +201,9 @@ impl Scheduling {
     pub fn schedule(&mut self, profile: &Profile, pod: &Arc<PodInfo>) -> Outcome {
         let started = Instant::now();
         let begun = Cycle::begin(profile, pod, &mut self.cluster);
-        self.took = Took {
+        self.took = ExtensionPointDurations {
             pre_filter: started.elapsed(),
-            ..Took::default()
+            ..ExtensionPointDurations::default()
         };
         match begun {
             Ok((cycle, only)) => self.choose(cycle, only),
@@ -212,7 +212,7 @@ impl Scheduling {
     }
 
     /// Filter and Score.
-    fn choose(&mut self, mut cycle: Cycle<'_>, only: Only) -> Outcome {
+    fn choose(&mut self, mut cycle: Cycle<'_>, only: AllowedNodes) -> Outcome {
         let (pod, started) = (cycle.pod, Instant::now());
         if let Some(slot) = self.nominated(&mut cycle) {
             return Outcome::Node {
@@ -446,7 +446,7 @@ impl Scheduling {
         (left, looked_at, rejected)
     }
 
-    fn failure(&self, rejected: Vec<Rejection>, only: Only) -> Failure {
+    fn failure(&self, rejected: Vec<Rejection>, only: AllowedNodes) -> Failure {
         let mut plugins: BTreeSet<_> = rejected.iter().map(|rejection| rejection.plugin).collect();
         let not_looked_at = only.map(|(_, by)| {
             let names: Vec<&str> = by.iter().copied().collect();
@@ -503,7 +503,7 @@ fn nodes_to_find(percentage: usize, nodes: usize) -> usize {
 }
 
 /// Node names, and the plugins that named them.
-type Only = Option<(BTreeSet<String>, BTreeSet<&'static str>)>;
+type AllowedNodes = Option<(BTreeSet<String>, BTreeSet<&'static str>)>;
 
 impl<'a> Cycle<'a> {
     fn without_filters(profile: &'a Profile, pod: &'a Arc<PodInfo>) -> Self {
@@ -524,7 +524,7 @@ impl<'a> Cycle<'a> {
         profile: &'a Profile,
         pod: &'a Arc<PodInfo>,
         cluster: &mut Cluster,
-    ) -> Result<(Self, Only), Failure> {
+    ) -> Result<(Self, AllowedNodes), Failure> {
         cluster.prepare();
         for plugin in profile.plugins() {
             plugin.prepare(pod, cluster);
@@ -540,7 +540,7 @@ impl<'a> Cycle<'a> {
             return Err(Failure::default());
         }
         let mut cycle = Self::without_filters(profile, pod);
-        let (mut only, mut refused): (Only, _) = (None, None);
+        let (mut only, mut refused): (AllowedNodes, _) = (None, None);
         for (place, enabled) in profile.at(Point::Filter).iter().enumerate() {
             let plugin = &enabled.plugin;
             let filter = |state| Filter {
@@ -652,8 +652,8 @@ impl<'a> Cycle<'a> {
         plugin: &'p Arc<dyn Plugin>,
         place: usize,
         nodes: usize,
-    ) -> Asked<'p> {
-        Asked {
+    ) -> PluginCall<'p> {
+        PluginCall {
             point,
             plugin,
             place,

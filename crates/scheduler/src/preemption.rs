@@ -13,7 +13,7 @@ use reconcile::Selector;
 
 use crate::{
     cluster::{Cluster, Slot},
-    cycle::{Cycle, Dice, Failure},
+    cycle::{Cycle, SeededRng, Failure},
     extender,
     framework::{
         PostFilter,
@@ -172,7 +172,7 @@ pub fn find(
     cycle: &mut Cycle<'_>,
     cluster: &mut Cluster,
     failure: &Failure,
-    dice: &mut Dice,
+    dice: &mut SeededRng,
     limits: Limits,
 ) -> PostFilter {
     if let Some(why) = ineligible(cycle.pod, cluster, failure) {
@@ -246,7 +246,7 @@ fn dry_run(
     cycle: &mut Cycle<'_>,
     cluster: &mut Cluster,
     nodes: &[Slot],
-    dice: &mut Dice,
+    dice: &mut SeededRng,
     limits: Limits,
     reasons: &mut Vec<String>,
 ) -> (Vec<Candidate>, usize) {

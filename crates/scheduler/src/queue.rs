@@ -70,7 +70,7 @@ pub struct Waiting {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum QueueState {
     Active,
     /// Until when, and whether after an error.
     Backoff(Instant, bool),
@@ -98,7 +98,7 @@ type Rank = (Reverse<i32>, Instant, Arc<str>);
 #[derive(Default)]
 pub struct Queue {
     backoffs: Backoff,
-    pods: HashMap<Arc<str>, (Waiting, Place)>,
+    pods: HashMap<Arc<str>, (Waiting, QueueState)>,
     active: BTreeSet<Rank>,
     backoff: BTreeSet<(Instant, Rank)>,
     errors: BTreeSet<(Instant, Rank)>,
@@ -169,7 +169,7 @@ impl Queue {
             };
             let place = gate
                 .as_ref()
-                .map_or(Place::Active, |(plugin, _)| Place::Gated(plugin));
+                .map_or(QueueState::Active, |(plugin, _)| QueueState::Gated(plugin));
             self.place(waiting, place);
             return gate.map(|(_, why)| why);
         };
@@ -179,9 +179,9 @@ impl Queue {
             new: &waiting.pod,
         };
         let place = match (place, &gate) {
-            (_, Some((plugin, _))) => Place::Gated(plugin),
-            (Place::Gated(_), None) => Place::Active,
-            (Place::Unschedulable, None) if is_helped(&waiting, &event, profile, cluster) => {
+            (_, Some((plugin, _))) => QueueState::Gated(plugin),
+            (QueueState::Gated(_), None) => QueueState::Active,
+            (QueueState::Unschedulable, None) if is_helped(&waiting, &event, profile, cluster) => {
                 self.resume(&waiting, now)
             }
             (other, None) => other,
@@ -205,10 +205,10 @@ impl Queue {
     pub fn find(&self, uid: &str) -> Option<(&Waiting, &'static str)> {
         let (waiting, place) = self.pods.get(uid)?;
         let queue = match place {
-            Place::Active => "active",
-            Place::Backoff(..) => "backoff",
-            Place::Unschedulable => "unschedulable",
-            Place::Gated(_) => "gated",
+            QueueState::Active => "active",
+            QueueState::Backoff(..) => "backoff",
+            QueueState::Unschedulable => "unschedulable",
+            QueueState::Gated(_) => "gated",
         };
         Some((waiting, queue))
     }
@@ -233,7 +233,7 @@ impl Queue {
         waiting.since = now;
         waiting.rejected_by.clear();
         let until = now + self.backoffs.after(waiting.errors);
-        self.place(waiting, Place::Backoff(until, true));
+        self.place(waiting, QueueState::Backoff(until, true));
     }
 
     /// Requeues a pod for which no node was found, rejected by these plugins.
@@ -243,7 +243,7 @@ impl Queue {
         waiting.since = now;
         waiting.flushed = false;
         waiting.rejected_by = by;
-        self.place(waiting, Place::Unschedulable);
+        self.place(waiting, QueueState::Unschedulable);
     }
 
     /// Holds the pod until [`Queue::release`], while its victims are being deleted.
@@ -256,7 +256,7 @@ impl Queue {
         let helped = self.held.remove(uid).unwrap_or(false);
         if let Some((waiting, place)) = self.take(uid) {
             let place = match place {
-                Place::Unschedulable if failed || helped => self.resume(&waiting, now),
+                QueueState::Unschedulable if failed || helped => self.resume(&waiting, now),
                 other => other,
             };
             self.place(waiting, place);
@@ -340,7 +340,7 @@ impl Queue {
         }
         for uid in &open {
             if let Some((waiting, _)) = self.take(uid) {
-                self.place(waiting, Place::Active);
+                self.place(waiting, QueueState::Active);
             }
         }
         open.len()
@@ -387,7 +387,7 @@ impl Queue {
         };
         while let Some(uid) = due(&self.backoff).or_else(|| due(&self.errors)) {
             if let Some((waiting, _)) = self.take(&uid) {
-                self.place(waiting, Place::Active);
+                self.place(waiting, QueueState::Active);
             }
         }
         while let Some((since, uid)) = self.unschedulable.first().cloned() {
@@ -403,22 +403,22 @@ impl Queue {
     }
 
     /// The queue for a pod that may be retried.
-    fn resume(&self, waiting: &Waiting, now: Instant) -> Place {
+    fn resume(&self, waiting: &Waiting, now: Instant) -> QueueState {
         let until = waiting.since + self.backoffs.after(waiting.unschedulable.max(1));
         if until <= now || waiting.unschedulable == 0 {
-            Place::Active
+            QueueState::Active
         } else {
-            Place::Backoff(until, false)
+            QueueState::Backoff(until, false)
         }
     }
 
-    fn take(&mut self, uid: &str) -> Option<(Waiting, Place)> {
+    fn take(&mut self, uid: &str) -> Option<(Waiting, QueueState)> {
         let (waiting, place) = self.pods.remove(uid)?;
         match place {
-            Place::Active => {
+            QueueState::Active => {
                 self.active.remove(&rank(&waiting));
             }
-            Place::Backoff(until, error) => {
+            QueueState::Backoff(until, error) => {
                 let set = if error {
                     &mut self.errors
                 } else {
@@ -426,7 +426,7 @@ impl Queue {
                 };
                 set.remove(&(until, rank(&waiting)));
             }
-            Place::Unschedulable => {
+            QueueState::Unschedulable => {
                 self.unschedulable
                     .remove(&(waiting.since, waiting.pod.uid.clone()));
                 for plugin in rejecting(&waiting) {
@@ -435,7 +435,7 @@ impl Queue {
                     }
                 }
             }
-            Place::Gated(plugin) => {
+            QueueState::Gated(plugin) => {
                 if let Some(uids) = self.gated.get_mut(plugin) {
                     uids.remove(uid);
                 }
@@ -444,20 +444,20 @@ impl Queue {
         Some((waiting, place))
     }
 
-    fn place(&mut self, waiting: Waiting, place: Place) {
+    fn place(&mut self, waiting: Waiting, place: QueueState) {
         let uid = waiting.pod.uid.clone();
         let place = match (place, self.held.get_mut(&uid)) {
-            (Place::Active | Place::Backoff(..), Some(helped)) => {
+            (QueueState::Active | QueueState::Backoff(..), Some(helped)) => {
                 *helped = true;
-                Place::Unschedulable
+                QueueState::Unschedulable
             }
             (other, _) => other,
         };
         match place {
-            Place::Active => {
+            QueueState::Active => {
                 self.active.insert(rank(&waiting));
             }
-            Place::Backoff(until, error) => {
+            QueueState::Backoff(until, error) => {
                 let set = if error {
                     &mut self.errors
                 } else {
@@ -465,13 +465,13 @@ impl Queue {
                 };
                 set.insert((until, rank(&waiting)));
             }
-            Place::Unschedulable => {
+            QueueState::Unschedulable => {
                 self.unschedulable.insert((waiting.since, uid.clone()));
                 for plugin in rejecting(&waiting) {
                     self.rejected.entry(plugin).or_default().insert(uid.clone());
                 }
             }
-            Place::Gated(plugin) => {
+            QueueState::Gated(plugin) => {
                 self.gated.entry(plugin).or_default().insert(uid.clone());
             }
         }

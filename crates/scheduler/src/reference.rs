@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     cluster::{Cluster, NodeInfo},
-    cycle::{Cycle, Dice, Outcome, Scheduling},
+    cycle::{Cycle, SeededRng, Outcome, Scheduling},
     framework::{BEST, candidates::Candidates, profile::Profile},
     matching::{Labels, Namespaces},
     plugins,
@@ -271,7 +271,7 @@ impl Lists {
 
 /// Makes random objects.
 pub(crate) struct Maker {
-    pub(crate) dice: Dice,
+    pub(crate) dice: SeededRng,
     number: usize,
 }
 
@@ -279,7 +279,7 @@ impl Maker {
     /// The same seed makes the same objects.
     pub(crate) fn new(seed: u64) -> Self {
         Self {
-            dice: Dice::new(seed),
+            dice: SeededRng::new(seed),
             number: 0,
         }
     }

@@ -18,7 +18,7 @@ use crate::{
     Diagnoses, Diagnosis,
     bindings::{Bindings, Changes},
     cluster::{Cluster, NodeInfo, Slot},
-    cycle::{Failure, Outcome, Scheduling, Took},
+    cycle::{Failure, Outcome, Scheduling, ExtensionPointDurations},
     diagnosis::{self, Question},
     extender::{self, Extenders},
     framework::{Permit, Plugin, Point, event::Event, profile::Profile},
@@ -681,7 +681,7 @@ impl Loop {
 }
 
 /// Records the durations of the extension points of an attempt.
-fn count_points(profile: &Profile, took: Took, outcome: &Outcome) {
+fn count_points(profile: &Profile, took: ExtensionPointDurations, outcome: &Outcome) {
     let Some(meter) = profile.meter() else { return };
     let found = matches!(outcome, Outcome::Node { .. });
     let filtered = !took.filter.is_zero();

@@ -10,7 +10,7 @@ use machinery::{
 use store::{Freshness, ListRequest, Op};
 
 use super::{
-    Held, Owner, address_key, families, list,
+    Allocations, Owner, address_key, families, list,
     networks::{self, Network},
     put, text,
 };
@@ -25,7 +25,7 @@ impl Owner<'_> {
         &self,
         spec: &mut Object,
         old: Option<&Object>,
-        before: &Held,
+        before: &Allocations,
         ops: &mut Vec<Op<Draft>>,
     ) -> Result<(), Status> {
         if text(spec, "type") == "ExternalName" {

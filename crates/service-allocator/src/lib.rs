@@ -29,7 +29,7 @@ const ALLOCATOR: &str = "ipallocator.k8s.io";
 
 /// The allocations of a Service.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Held {
+struct Allocations {
     addresses: Vec<String>,
     ports: Vec<u16>,
 }
@@ -71,7 +71,7 @@ impl Allocator {
         let before = held_by_object(old);
         let mut ops = self.allocate(write, object, Some(old)).await?;
         let now = held_by_object(object);
-        let dropped = Held {
+        let dropped = Allocations {
             addresses: before
                 .addresses
                 .into_iter()
@@ -153,7 +153,7 @@ fn put(key: Key, object: Value) -> Result<Op<Draft>, Status> {
     })
 }
 
-fn release(held: &Held) -> Vec<Op<Draft>> {
+fn release(held: &Allocations) -> Vec<Op<Draft>> {
     let addresses = held.addresses.iter().map(|address| address_key(address));
     let ports = held.ports.iter().map(|port| port_key(*port));
     let free = |key| Op {
@@ -177,9 +177,9 @@ fn port_key(number: u16) -> Key {
     object_key("", "nodeports", "", &number.to_string())
 }
 
-fn held_by_object(object: &Object) -> Held {
+fn held_by_object(object: &Object) -> Allocations {
     let Some(spec) = object.get("spec").and_then(Value::as_object) else {
-        return Held::default();
+        return Allocations::default();
     };
     let ports = spec
         .get("ports")
@@ -198,7 +198,7 @@ fn held_by_object(object: &Object) -> Held {
     let addresses = list(spec, "clusterIPs")
         .into_iter()
         .filter(|address| address != "None");
-    Held {
+    Allocations {
         addresses: addresses.collect(),
         ports,
     }
@@ -233,7 +233,7 @@ mod tests {
         let held = held_by_object(service.as_object().unwrap());
         assert_eq!(
             held,
-            Held {
+            Allocations {
                 addresses: vec!["10.43.0.7".into()],
                 ports: vec![30001, 30002]
             }

@@ -10,7 +10,7 @@ use machinery::{
 use rand::Rng;
 use store::Op;
 
-use super::{Held, Owner, port_key, put, text};
+use super::{Allocations, Owner, port_key, put, text};
 use registry::Draft;
 
 const ALLOCATED: &str = "provided port is already allocated";
@@ -22,7 +22,7 @@ impl Owner<'_> {
         &self,
         spec: &mut Object,
         old: Option<&Object>,
-        before: &Held,
+        before: &Allocations,
         ops: &mut Vec<Op<Draft>>,
     ) -> Result<(), Status> {
         if matches!(text(spec, "type"), "NodePort" | "LoadBalancer") {
@@ -67,7 +67,7 @@ impl Owner<'_> {
     async fn changed_ports(
         &self,
         spec: &mut Object,
-        before: &Held,
+        before: &Allocations,
         ops: &mut Vec<Op<Draft>>,
     ) -> Result<(), Status> {
         let gives = gives_node_ports(spec);

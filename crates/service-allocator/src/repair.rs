@@ -15,7 +15,7 @@ use store::{
 };
 
 use super::{
-    ALLOCATOR, Held, MANAGED_BY, address_key,
+    ALLOCATOR, Allocations, MANAGED_BY, address_key,
     addresses::put_address,
     events::{self, Warning},
     held_by_object,
@@ -149,14 +149,14 @@ fn repairing(allocator: &Allocator, about: &Object, note: String) -> Result<Op<D
 }
 
 /// A fault that only the Service's owner can repair.
-struct Beyond {
+struct UnrepairableFault {
     by: &'static str,
     reason: &'static str,
     action: &'static str,
     note: String,
 }
 
-impl Beyond {
+impl UnrepairableFault {
     fn address(reason: &'static str, note: String) -> Self {
         let action = match reason {
             "ClusterIPNotValid" => "ClusterIPValidation",
@@ -181,10 +181,10 @@ impl Beyond {
 }
 
 /// Whether an address is invalid for any Service.
-fn beyond_repair(address: &str, networks: &[Network]) -> Option<Beyond> {
+fn beyond_repair(address: &str, networks: &[Network]) -> Option<UnrepairableFault> {
     let Ok(parsed) = address.parse() else {
         let note = "Cluster IP <nil> is not a valid IP; please recreate Service".to_owned();
-        return Some(Beyond::address("ClusterIPNotValid", note));
+        return Some(UnrepairableFault::address("ClusterIPNotValid", note));
     };
     if networks.iter().any(|network| network.can_hold(parsed)) {
         return None;
@@ -193,7 +193,7 @@ fn beyond_repair(address: &str, networks: &[Network]) -> Option<Beyond> {
     let note = format!(
         "Cluster IP [{family}]: {address} is not within any configured Service CIDR; please recreate service"
     );
-    Some(Beyond::address("ClusterIPOutOfRange", note))
+    Some(UnrepairableFault::address("ClusterIPOutOfRange", note))
 }
 
 /// Reports an irreparable fault, once per revision of the Service.
@@ -201,7 +201,7 @@ async fn report_unrepairable(
     allocator: &Allocator,
     entry: &Entry<Stored>,
     service: &Object,
-    beyond: Beyond,
+    beyond: UnrepairableFault,
     reported: &mut Reported,
 ) -> Result<(), Status> {
     let words = (
@@ -281,7 +281,7 @@ async fn everything(allocator: &Allocator, reported: &mut Reported) -> Result<Re
         reported,
     };
     for (service, entry) in &services {
-        let Held { addresses, ports } = held_by_object(service);
+        let Allocations { addresses, ports } = held_by_object(service);
         for address in addresses {
             comparison.address(service, entry, &address).await?;
         }
@@ -342,7 +342,7 @@ impl Comparison<'_> {
                 let note = format!(
                     "Cluster IP [{family}]:{address} was assigned to multiple services; please recreate service"
                 );
-                let beyond = Beyond::address("ClusterIPAlreadyAllocated", note);
+                let beyond = UnrepairableFault::address("ClusterIPAlreadyAllocated", note);
                 report_unrepairable(allocator, entry, service, beyond, self.reported).await?;
             }
         } else {
@@ -381,12 +381,12 @@ impl Comparison<'_> {
             let note = format!(
                 "Port {port} is not within the port range {first}-{last}; please recreate service"
             );
-            let beyond = Beyond::port("PortOutOfRange", note);
+            let beyond = UnrepairableFault::port("PortOutOfRange", note);
             report_unrepairable(allocator, entry, service, beyond, self.reported).await?;
         } else if !self.taken_ports.insert(port) {
             let note =
                 format!("Port {port} was assigned to multiple services; please recreate service");
-            let beyond = Beyond::port("PortAlreadyAllocated", note);
+            let beyond = UnrepairableFault::port("PortAlreadyAllocated", note);
             report_unrepairable(allocator, entry, service, beyond, self.reported).await?;
         } else if !self.stored.contains_key(&key) {
             let warning = Warning {

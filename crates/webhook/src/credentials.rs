@@ -24,7 +24,7 @@ pub struct Credentials {
 
 /// The credentials for one webhook.
 #[derive(Default)]
-pub(crate) struct Shown {
+pub(crate) struct WebhookCredentials {
     pub(crate) identity: Option<Identity>,
     pub(crate) authorization: Option<HeaderValue>,
 }
@@ -129,15 +129,15 @@ impl Credentials {
     }
 
     /// The credentials for `host:port`.
-    pub(crate) fn find(&self, target: &str) -> Result<Shown, String> {
+    pub(crate) fn find(&self, target: &str) -> Result<WebhookCredentials, String> {
         match self.user(target) {
             Some(user) => self.shown(user),
-            None => Ok(Shown::default()),
+            None => Ok(WebhookCredentials::default()),
         }
     }
 
     /// The cluster of the current context, and the credentials for it.
-    pub(crate) fn current(&self) -> Result<(Cluster, Shown), String> {
+    pub(crate) fn current(&self) -> Result<(Cluster, WebhookCredentials), String> {
         let (user, cluster) = self
             .current
             .as_ref()
@@ -154,7 +154,7 @@ impl Credentials {
             .unwrap_or_default();
         let shown = match self.users.get(user) {
             Some(user) => self.shown(user)?,
-            None => Shown::default(),
+            None => WebhookCredentials::default(),
         };
         Ok((cluster, shown))
     }
@@ -193,7 +193,7 @@ impl Credentials {
         }
     }
 
-    fn shown(&self, user: &User) -> Result<Shown, String> {
+    fn shown(&self, user: &User) -> Result<WebhookCredentials, String> {
         let certificate = self.bytes(
             user.client_certificate_data.as_deref(),
             user.client_certificate.as_deref(),
@@ -219,7 +219,7 @@ impl Credentials {
             value.set_sensitive(true);
             Ok::<_, String>(value)
         });
-        Ok(Shown {
+        Ok(WebhookCredentials {
             identity: certificate
                 .zip(key)
                 .map(|(certificate, key)| Identity { certificate, key }),

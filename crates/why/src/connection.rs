@@ -19,7 +19,7 @@ use crate::{Answer, Error, Result};
 
 /// The connection in question.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub struct ConnectionQuery {
     /// `pod/NAME`, `pod/NAMESPACE/NAME` or an address.
     pub from: String,
     /// The same with a port, and a protocol or not.
@@ -28,7 +28,7 @@ pub struct Asked {
     pub namespace: String,
 }
 
-pub(crate) async fn answer(client: &kube::Client, asked: &Asked) -> Result<Answer> {
+pub(crate) async fn answer(client: &kube::Client, asked: &ConnectionQuery) -> Result<Answer> {
     let (to, port, protocol) = target(&asked.to)?;
     let connection = Connection {
         client: end(client, &asked.namespace, &asked.from).await?,

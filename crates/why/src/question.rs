@@ -3,7 +3,7 @@
 use client::kube;
 
 use crate::{
-    Answer, Error, Result, access::Access, claim, connection::Asked, ingress, namespace, node, pod,
+    Answer, Error, Result, access::Access, claim, connection::ConnectionQuery, ingress, namespace, node, pod,
     service, workload,
 };
 
@@ -13,7 +13,7 @@ pub enum Question {
     /// Why an object is in its state.
     Object(Kind, Name),
     /// Whether and why a connection is allowed.
-    Connection(Asked),
+    Connection(ConnectionQuery),
     /// Whether and why a user may do something.
     Access(Access),
 }
@@ -101,7 +101,7 @@ impl Question {
     pub fn parse(words: &[String], namespace: &str, groups: &[String]) -> Result<Self> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         match words[..] {
-            ["connection", from, to] => Ok(Self::Connection(Asked {
+            ["connection", from, to] => Ok(Self::Connection(ConnectionQuery {
                 from: from.to_owned(),
                 to: to.to_owned(),
                 namespace: namespace.to_owned(),

@@ -6,7 +6,7 @@ use dns::{
     chain::Chain,
     cluster::Cluster,
     corefile,
-    memo::{Known, Memo, Outcome, Template},
+    memo::{MemoEntry, Memo, Outcome, Template},
     reply::{self, Step, encode},
     wire,
 };
@@ -80,7 +80,7 @@ pub(crate) fn packet(input: &[u8]) {
         memo.keep(&question, limit, Outcome::Reply(template));
         let mut written = Vec::new();
         let known = memo.find(input, &question, limit, &mut written);
-        assert!(matches!(known, Some(Known::Written)));
+        assert!(matches!(known, Some(MemoEntry::Written)));
         assert_eq!(written, made);
     }
 }

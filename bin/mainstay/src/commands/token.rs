@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use cluster::{
     Options, agent,
-    tokens::{self, Known, NewToken},
+    tokens::{self, TokenInfo, NewToken},
 };
 use jiff::SignedDuration;
 
@@ -120,7 +120,7 @@ fn lifetime(text: &str) -> Result<Option<SignedDuration>> {
     Ok(Some(duration))
 }
 
-fn table(tokens: &[Known]) -> String {
+fn table(tokens: &[TokenInfo]) -> String {
     let mut rows = vec![["TOKEN", "EXPIRES", "USAGES", "GROUPS", "DESCRIPTION"].map(str::to_owned)];
     rows.extend(tokens.iter().map(|token| {
         [
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn tokens_are_shown_without_their_secrets() {
-        let known = Known {
+        let known = TokenInfo {
             id: "abcdef".into(),
             expires: None,
             usages: vec!["signing".into()],

@@ -7,7 +7,7 @@ use cel::{
 use machinery::field::{Error, ErrorKind, Errors, Path, PathBuf};
 
 use super::{
-    super::{ratchet::Was, view::View},
+    super::{ratchet::CorrelatedValue, view::View},
     compile::{Compiled, Rule, Rules},
 };
 
@@ -19,13 +19,13 @@ const LONGEST_MESSAGE: usize = 5 * 1024;
 /// The old value of a value, and whether its errors existed before.
 #[derive(Clone, Copy)]
 struct Correlation<'a> {
-    current: Option<Was<'a>>,
+    current: Option<CorrelatedValue<'a>>,
     /// The closest enclosing value that has an old one.
-    parent: Option<Was<'a>>,
+    parent: Option<CorrelatedValue<'a>>,
 }
 
 impl<'a> Correlation<'a> {
-    fn below(self, next: impl FnOnce(Was<'a>) -> Option<Was<'a>>) -> Self {
+    fn below(self, next: impl FnOnce(CorrelatedValue<'a>) -> Option<CorrelatedValue<'a>>) -> Self {
         match self.current {
             None => self,
             Some(current) => Self {
@@ -60,12 +60,12 @@ impl Rules {
     }
 
     /// The same for an update.
-    pub(crate) fn check_update(&self, was: Was<'_>, path: &Path, errors: &mut Errors) {
+    pub(crate) fn check_update(&self, was: CorrelatedValue<'_>, path: &Path, errors: &mut Errors) {
         let _ = self.run(was.new_value(), Some(was), path, errors);
     }
 
     /// Warnings about unchanged values that violate rules.
-    pub(crate) fn warnings(&self, was: Was<'_>, path: &Path) -> Vec<String> {
+    pub(crate) fn warnings(&self, was: CorrelatedValue<'_>, path: &Path) -> Vec<String> {
         let found = self.run(was.new_value(), Some(was), path, &mut Errors::new());
         found.iter().map(ToString::to_string).collect()
     }
@@ -74,7 +74,7 @@ impl Rules {
     fn run(
         &self,
         object: View<'_>,
-        was: Option<Was<'_>>,
+        was: Option<CorrelatedValue<'_>>,
         path: &Path,
         errors: &mut Errors,
     ) -> Errors {

@@ -7,7 +7,7 @@ use machinery::{
 };
 
 use super::{
-    super::{ratchet::Was, structural::Schema},
+    super::{ratchet::CorrelatedValue, structural::Schema},
     Rules, check_rules,
 };
 
@@ -18,7 +18,7 @@ fn errors_of(rules: &Rules, object: &Value, old: Option<(&Schema, &Value)>) -> V
     match old {
         None => rules.check(object.into(), &path, &mut errors),
         Some((schema, old)) => {
-            let was = Was::new(schema, object.into(), old.into());
+            let was = CorrelatedValue::new(schema, object.into(), old.into());
             rules.check_update(was, &path, &mut errors);
         }
     }
@@ -115,7 +115,7 @@ fn unchanged_values_may_violate_rules_added_later() {
     let old = json!({"spec": {"size": 1, "x": "a"}});
     let same = json!({"spec": {"size": 1, "x": "b"}});
     assert!(errors_of(&rules, &same, Some((&structural, &old))).is_empty());
-    let was = Was::new(&structural, (&same).into(), (&old).into());
+    let was = CorrelatedValue::new(&structural, (&same).into(), (&old).into());
     assert_eq!(
         rules.warnings(was, &Path::new("")),
         ["spec.size: Invalid value: 1: failed rule: self > 5"],

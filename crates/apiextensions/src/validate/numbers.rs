@@ -4,7 +4,7 @@ use machinery::Value;
 use machinery::json::Number;
 use machinery::text::float;
 
-use super::{Found, Wrong};
+use super::{ValidationResult, Wrong};
 use crate::structural::Schema;
 
 /// The largest integer that a float represents exactly.
@@ -78,7 +78,7 @@ impl PartialOrd for Native {
     }
 }
 
-pub(super) fn check(schema: &Schema, number: &Number, path: &str, found: &mut Found) {
+pub(super) fn check(schema: &Schema, number: &Number, path: &str, found: &mut ValidationResult) {
     let limits = &schema.limits;
     let native = Native::from_number(number);
     let range = Range::from_schema(schema);
@@ -107,14 +107,14 @@ pub(super) fn check(schema: &Schema, number: &Number, path: &str, found: &mut Fo
     }
 }
 
-fn refuse(number: Native, than: &str, limit: Native, path: &str, found: &mut Found) {
+fn refuse(number: Native, than: &str, limit: Native, path: &str, found: &mut ValidationResult) {
     if !than.is_empty() {
         let message = format!("{path} in body should be {than} {}", limit.text());
         found.add(path, Wrong::Value(number.value()), message);
     }
 }
 
-fn check_multiple(number: Native, step: Native, path: &str, found: &mut Found) {
+fn check_multiple(number: Native, step: Native, path: &str, found: &mut ValidationResult) {
     if step <= Native::Int(0) {
         let step_text = step.text();
         let message =
@@ -173,7 +173,7 @@ impl<'a> Range<'a> {
         limit: f64,
         name: &str,
         path: &str,
-        found: &mut Found,
+        found: &mut ValidationResult,
     ) -> (Native, Native) {
         if self.check(Native::Float(limit), name, path, found) {
             (number, number.beside(limit))
@@ -182,7 +182,7 @@ impl<'a> Range<'a> {
         }
     }
 
-    fn check(&self, number: Native, name: &str, path: &str, found: &mut Found) -> bool {
+    fn check(&self, number: Native, name: &str, path: &str, found: &mut ValidationResult) -> bool {
         let holds = self.holds(number);
         if !holds {
             let format = match self.format {

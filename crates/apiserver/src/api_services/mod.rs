@@ -58,7 +58,7 @@ pub(crate) async fn keep(core: Arc<Core>) {
     let work = async {
         let mut backoff = Backoff::new(FIRST, LONGEST);
         let mut starts = true;
-        let mut known = Known::default();
+        let mut known = ParsedApiServices::default();
         loop {
             changed.notified().await;
             match known.reconcile(&core, &api, starts).await {
@@ -80,13 +80,13 @@ pub(crate) async fn keep(core: Arc<Core>) {
 
 /// Parsed objects by revision: an object is parsed again only after it changed.
 #[derive(Default)]
-struct Known {
+struct ParsedApiServices {
     /// The served groups and versions of each definition.
     definitions: Readings<Vec<(String, String)>>,
     services: Readings<Service>,
 }
 
-impl Known {
+impl ParsedApiServices {
     async fn reconcile(
         &mut self,
         core: &Core,
@@ -168,14 +168,14 @@ pub(crate) fn priorities(group: &str, version: &str) -> Priorities {
 
 /// The desired state of an APIService.
 #[derive(Clone)]
-struct Wanted {
+struct DesiredApiService {
     group: String,
     version: String,
     priorities: (i64, i64),
     managed: &'static str,
 }
 
-impl Wanted {
+impl DesiredApiService {
     fn spec(&self) -> Value {
         let (minimum, priority) = self.priorities;
         let mut spec = json!({
@@ -200,9 +200,9 @@ impl Wanted {
     }
 }
 
-type ByName = BTreeMap<String, Wanted>;
+type ByName = BTreeMap<String, DesiredApiService>;
 
-fn by_name(all: impl Iterator<Item = Wanted>) -> ByName {
+fn by_name(all: impl Iterator<Item = DesiredApiService>) -> ByName {
     all.map(|one| (one.name(), one)).collect()
 }
 
@@ -216,7 +216,7 @@ fn own(table: &Table) -> ByName {
             metrics_api::GROUP => ALWAYS,
             _ => ON_START,
         };
-        Some(Wanted {
+        Some(DesiredApiService {
             group: group.clone(),
             version: version.clone(),
             priorities: priorities::group_and_version_priority(group, version)?,
@@ -238,7 +238,7 @@ fn served_versions(definition: &Object) -> Vec<(String, String)> {
 
 /// The desired APIServices of custom resources.
 fn custom<'a>(versions: impl Iterator<Item = &'a (String, String)>) -> ByName {
-    by_name(versions.map(|(group, version)| Wanted {
+    by_name(versions.map(|(group, version)| DesiredApiService {
         group: group.clone(),
         version: version.clone(),
         priorities: CUSTOM,
@@ -288,9 +288,9 @@ mod tests {
     use super::*;
     use crate::Registry;
 
-    fn wanted(name: &str, managed: &'static str, priority: i64) -> Wanted {
+    fn wanted(name: &str, managed: &'static str, priority: i64) -> DesiredApiService {
         let (version, group) = name.split_once('.').unwrap();
-        Wanted {
+        DesiredApiService {
             group: group.to_owned(),
             version: version.to_owned(),
             priorities: (17_800, priority),

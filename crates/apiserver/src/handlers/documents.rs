@@ -48,7 +48,7 @@ pub(super) async fn serve(request: Request) -> Answer {
             if let Some(backend) = describing(&services, bare) {
                 return super::aggregated::serve(request, backend).await;
             }
-            let ask = openapi::Ask {
+            let ask = openapi::DocumentRequest {
                 table: request.core.registry.kept_table(),
                 documents: request.core.openapi.clone(),
                 remote: services.remote().map(described).collect(),

@@ -25,12 +25,12 @@ pub(crate) async fn bind(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request, Verb::Create)?;
     let binding = decode(&request, &convert::BINDING, &options).await?;
     let write = objects::requested_write(&request, &resource, &options);
-    give_node(request, write, binding, Road::Pod).await
+    give_node(request, write, binding, BindingPath::Pod).await
 }
 
 /// The path on which a binding was posted.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Road {
+enum BindingPath {
     /// `pods/binding`.
     Pod,
     /// `bindings`.
@@ -50,10 +50,10 @@ pub(crate) async fn bind_named(request: Request) -> Answer {
     meta::of_mut(&mut binding.object).shift_remove("uid");
     let mut write = objects::requested_write(&request, &pods, &options);
     meta::text(&binding.object, "name").clone_into(&mut write.name);
-    give_node(request, write, binding, Road::Bindings).await
+    give_node(request, write, binding, BindingPath::Bindings).await
 }
 
-async fn give_node(request: Request, mut write: Write, binding: Decoded, road: Road) -> Answer {
+async fn give_node(request: Request, mut write: Write, binding: Decoded, road: BindingPath) -> Answer {
     let Decoded {
         object: mut binding,
         warnings,
@@ -68,8 +68,8 @@ async fn give_node(request: Request, mut write: Write, binding: Decoded, road: R
     let core = request.core.clone();
     let task = async move {
         match road {
-            Road::Pod => write.admit_part("v1", "Binding", &mut binding).await?,
-            Road::Bindings => write.admit_binding(&mut binding).await?,
+            BindingPath::Pod => write.admit_part("v1", "Binding", &mut binding).await?,
+            BindingPath::Bindings => write.admit_binding(&mut binding).await?,
         }
         write.admitted = true;
         let node = check_binding(&write, &mut binding)?;

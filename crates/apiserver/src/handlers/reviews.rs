@@ -37,7 +37,7 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let (mut review, mut warnings) = (decoded.object, decoded.warnings);
     warnings.extend(prepare_metadata(&request, &resource, &options, &mut review));
     let effects = request.effects();
-    let asked = Asked {
+    let asked = ReviewRequest {
         request: &request,
         resource: &resource,
         options: &options.given,
@@ -88,14 +88,14 @@ fn prepare_metadata(
 }
 
 /// A review, and what admission sees of it.
-struct Asked<'a> {
+struct ReviewRequest<'a> {
     request: &'a Request,
     resource: &'a Resource,
     options: &'a RequestOptions,
     effects: &'a Effects,
 }
 
-impl Asked<'_> {
+impl ReviewRequest<'_> {
     fn namespace(&self) -> &str {
         let subject = self.request.info.resource.as_ref();
         let here = subject.map_or("", |subject| subject.namespace.as_str());

@@ -46,7 +46,7 @@ struct Username {
 
 /// The result of an authentication.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Known {
+pub(crate) enum AuthenticationResult {
     Success,
     /// No credentials were presented.
     Failure,
@@ -150,11 +150,11 @@ impl Access {
     }
 
     /// Counts an authentication; `user` is the authenticated name.
-    pub(crate) fn authenticated(&self, result: Known, user: &str, took: Duration) {
+    pub(crate) fn authenticated(&self, result: AuthenticationResult, user: &str, took: Duration) {
         let counts = &self.authentication[result as usize];
         counts.attempts.inc();
         counts.durations.observe(took.as_secs_f64());
-        if matches!(result, Known::Success) {
+        if matches!(result, AuthenticationResult::Success) {
             let named = NAMED.iter().position(|name| *name == user);
             named.map_or(&self.other, |at| &self.named[at]).inc();
         }

@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, header};
 
-use crate::{RequestInfo, Resource, metrics::About, query::Query};
+use crate::{RequestInfo, Resource, metrics::RequestLabels, query::Query};
 
 fn verb_label(verb: &'static str) -> &'static str {
     match verb {
@@ -20,8 +20,8 @@ fn verb_label(verb: &'static str) -> &'static str {
 
 /// The metric labels of a request. Names that are not served are left out, to bound the number of
 /// series.
-pub(super) fn about(info: &RequestInfo, resource: Option<&Resource>) -> About {
-    let mut about = About {
+pub(super) fn about(info: &RequestInfo, resource: Option<&Resource>) -> RequestLabels {
+    let mut about = RequestLabels {
         verb: verb_label(info.verb),
         labels: None,
         subresource: "",

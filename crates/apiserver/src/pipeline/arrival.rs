@@ -24,7 +24,7 @@ use crate::{
     admission::Peer,
     audit::{self, Ticket},
     authn, media,
-    metrics::{About, Counted},
+    metrics::{RequestLabels, Counted},
     query::Query,
     respond,
     write::Fence,
@@ -58,7 +58,7 @@ pub(super) struct Exchange {
     pub(super) connection: Option<Arc<Connection>>,
     pub(super) begun: Instant,
     pub(super) is_long_running: bool,
-    pub(super) about: About,
+    pub(super) about: RequestLabels,
     pub(super) dry_run: bool,
     /// Counts the request as in flight.
     pub(super) in_flight: Option<Counted>,

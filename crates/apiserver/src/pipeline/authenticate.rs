@@ -18,7 +18,7 @@ use super::{
     audit,
     caller::shows_certificate_alone,
 };
-use crate::{Body, User, metrics::Known, respond, user};
+use crate::{Body, User, metrics::AuthenticationResult, respond, user};
 
 /// The user who makes a request.
 pub(super) async fn authenticate(
@@ -113,9 +113,9 @@ fn count_expiry(core: &Core, certificates: &[CertificateDer<'_>], now: Timestamp
 
 fn count(core: &Core, known: &Result<Arc<User>, Status>, took: Duration) {
     let (result, name) = match known {
-        Ok(user) if user.name == user::ANONYMOUS => (Known::Failure, ""),
-        Ok(user) => (Known::Success, user.name.as_str()),
-        Err(_) => (Known::Error, ""),
+        Ok(user) if user.name == user::ANONYMOUS => (AuthenticationResult::Failure, ""),
+        Ok(user) => (AuthenticationResult::Success, user.name.as_str()),
+        Err(_) => (AuthenticationResult::Error, ""),
     };
     core.metrics.access.authenticated(result, name, took);
 }

@@ -20,14 +20,14 @@ const VERIFIED_FOR: SignedDuration = SignedDuration::from_secs(10);
 /// The caller of a request.
 pub(crate) enum Caller {
     /// A component of this process.
-    Known(Known),
+    Known(LocalCaller),
     /// A client, authenticated by its connection or its headers.
     Connection(Arc<Connection>),
 }
 
 /// A component of this process.
 #[derive(Clone)]
-pub(crate) struct Known {
+pub(crate) struct LocalCaller {
     pub(crate) user: Arc<User>,
     /// The address of its node, if it is a kubelet.
     pub(crate) node_address: Option<IpAddr>,

@@ -45,7 +45,7 @@ pub(crate) struct Core {
     /// Allocates addresses and ports of Services.
     pub(crate) service_allocator: Arc<Allocator>,
     pub(crate) openapi: Arc<openapi::Documents>,
-    pub(crate) discovery: discovery::Made,
+    pub(crate) discovery: discovery::DiscoveryCache,
     pub(crate) audit: Option<Audit>,
     pub(crate) metrics: Metrics,
     /// Usage samples of nodes and pods.
@@ -153,7 +153,7 @@ impl Core {
             slots: Slots::default(),
             started: Started::default(),
             openapi: Arc::default(),
-            discovery: discovery::Made::default(),
+            discovery: discovery::DiscoveryCache::default(),
             diagnoses: OnceLock::new(),
             port: OnceLock::new(),
             advertised: watch::Sender::new(config.advertise),

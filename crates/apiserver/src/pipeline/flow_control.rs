@@ -20,7 +20,7 @@ pub(super) async fn seat(
     let Some(flow) = &exchange.flow else {
         return Ok(None);
     };
-    let ask = flowcontrol::Ask {
+    let ask = flowcontrol::SeatRequest {
         store: &core.store,
         user,
         info: &arrival.info,

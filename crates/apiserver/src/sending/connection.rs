@@ -69,7 +69,7 @@ impl Line {
 }
 
 /// A connection whose writes fail when the peer reads nothing for too long.
-pub(crate) struct Patient<T> {
+pub(crate) struct StallTimeout<T> {
     io: T,
     /// Decides when the connection may be read.
     intake: Intake,
@@ -79,7 +79,7 @@ pub(crate) struct Patient<T> {
     blocked: Option<(u64, Pin<Box<Sleep>>)>,
 }
 
-impl<T> Patient<T> {
+impl<T> StallTimeout<T> {
     pub(crate) fn new(io: T, intake: Intake, budget: Arc<Budget>, line: Arc<Line>) -> Self {
         Self {
             io,
@@ -114,7 +114,7 @@ impl<T> Patient<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Patient<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for StallTimeout<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -128,7 +128,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Patient<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Patient<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for StallTimeout<T> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -177,7 +177,7 @@ mod tests {
         let budget = Budget::new(1 << 20, Duration::from_millis(30));
         let (ours, mut theirs) = tokio::io::duplex(16);
         let intake = Intake::new(Arc::default(), ReadAhead::default());
-        let mut ours = Patient::new(ours, intake, budget.clone(), Arc::default());
+        let mut ours = StallTimeout::new(ours, intake, budget.clone(), Arc::default());
         let reading = tokio::spawn(async move {
             theirs.read_exact(&mut [0; 128]).await.unwrap();
             theirs

@@ -32,11 +32,11 @@ use tokio::time::Instant;
 
 pub(crate) use self::{
     body::pace,
-    connection::{Line, Patient, current_flight, watched},
+    connection::{Line, StallTimeout, current_flight, watched},
 };
 
 /// The stall time is divided by this while the budget is used up.
-const HURRY: u32 = 15;
+const STALL_DIVISOR: u32 = 15;
 /// How long the budget counts as used up after a piece had to wait for it.
 const SHORTAGE: Duration = Duration::from_secs(5);
 
@@ -114,14 +114,14 @@ impl Budget {
     fn is_overdue_at(&self, now: u64, since: u64, endless: bool) -> bool {
         let idle = Duration::from_millis(now.saturating_sub(since));
         if self.is_short(now) {
-            return idle >= self.stall / HURRY;
+            return idle >= self.stall / STALL_DIVISOR;
         }
         !endless && idle >= self.stall
     }
 
     /// How often a blocked client is checked.
     fn tick(&self) -> Duration {
-        (self.stall / HURRY).max(Duration::from_millis(1))
+        (self.stall / STALL_DIVISOR).max(Duration::from_millis(1))
     }
 }
 

@@ -37,7 +37,7 @@ fn map(name: &str, value: &str) -> ConfigMap {
 async fn ask(client: &kube::Client, query: &str, wanted: bool) -> Response<Body> {
     let mut request = Request::get(format!("{PATH}?{query}"));
     if wanted {
-        request = request.extension(feed::Wanted);
+        request = request.extension(feed::WantsObjects);
     }
     client
         .send(request.body(Body::empty()).unwrap())

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use apiserver::Endings;
+use apiserver::NameSuffixes;
 use machinery::json::{Value, json};
 
 use crate::support::{Server, admin};
@@ -15,7 +15,7 @@ const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 /// Name suffixes in this order, the last of them for ever.
 struct Given(Mutex<VecDeque<&'static str>>);
 
-impl Endings for Given {
+impl NameSuffixes for Given {
     fn next(&self) -> String {
         let mut left = self.0.lock().unwrap();
         let next = match left.len() {

@@ -18,7 +18,7 @@ use request::Client;
 
 const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 /// Concurrent writes: they share disk syncs.
-const TOGETHER: usize = 32;
+const CONCURRENT_WRITES: usize = 32;
 
 /// Retries until all defaults exist; returns at once if roles are not served.
 pub async fn write(api: impl Client, rbac: Rbac) {
@@ -52,7 +52,7 @@ async fn write_all(api: &impl Client) -> Result<bool, String> {
         .iter()
         .map(|b| (b.resource(), b.to_object()));
     stream::iter(roles.chain(bindings).map(Ok))
-        .try_for_each_concurrent(TOGETHER, async |(resource, object)| {
+        .try_for_each_concurrent(CONCURRENT_WRITES, async |(resource, object)| {
             ensure_default(api, resource, object).await
         })
         .await?;

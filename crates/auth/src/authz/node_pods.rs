@@ -28,17 +28,17 @@ const FAN_OUT: Duration = Duration::from_millis(10);
 pub(super) struct NodePods {
     reader: Reader,
     /// Guards the pods and their revision.
-    known: Arc<RwLock<Known>>,
+    known: Arc<RwLock<IndexedPods>>,
 }
 
 #[derive(Default)]
-struct Known {
+struct IndexedPods {
     /// The revision up to which events are applied; `None` before the first list.
     revision: Option<Revision>,
     nodes: HashMap<Box<str>, BTreeMap<Key, Arc<Stored>>>,
 }
 
-impl Known {
+impl IndexedPods {
     fn remove(&mut self, key: &Key, pod: &Stored) {
         let Some(node) = pod.field(NODE) else { return };
         if let Some(pods) = self.nodes.get_mut(node) {
@@ -131,9 +131,9 @@ impl NodePods {
 
     async fn list(&self) -> Result<(), Status> {
         let (revision, pods) = self.reader.entries("", "pods", "").await?;
-        let mut fresh = Known {
+        let mut fresh = IndexedPods {
             revision: Some(revision),
-            ..Known::default()
+            ..IndexedPods::default()
         };
         for pod in pods {
             fresh.insert(pod.key, pod.object);

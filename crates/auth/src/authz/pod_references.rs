@@ -24,15 +24,15 @@ pub fn uses(spec: &Value) -> Vec<Use<'_>> {
         .collect()
 }
 
-type Found<'a> = Vec<(&'static str, &'a str)>;
+type ReferenceList<'a> = Vec<(&'static str, &'a str)>;
 
-fn note<'a>(found: &mut Found<'a>, resource: &'static str, name: &'a Value) {
+fn note<'a>(found: &mut ReferenceList<'a>, resource: &'static str, name: &'a Value) {
     if let Some(name) = name.as_str().filter(|name| !name.is_empty()) {
         found.push((resource, name));
     }
 }
 
-fn collect<'a>(spec: &'a Value, found: &mut Found<'a>) {
+fn collect<'a>(spec: &'a Value, found: &mut ReferenceList<'a>) {
     note(found, "serviceaccounts", &spec["serviceAccountName"]);
     for secret in tree::list(&spec["imagePullSecrets"]) {
         note(found, "secrets", &secret["name"]);

@@ -80,7 +80,7 @@ async fn assume(
             return Err(forbidden(first, why));
         }
         // A caller who may impersonate any name needs no checks of single names.
-        if mode.is_constrained() && each.len() >= MANY {
+        if mode.is_constrained() && each.len() >= MIN_NAMES_FOR_WILDCARD_CHECK {
             let any = Attributes {
                 name: "*",
                 ..each[0]
@@ -97,7 +97,7 @@ async fn assume(
 }
 
 /// From this many names on, the check for all names comes first.
-const MANY: usize = 4;
+const MIN_NAMES_FOR_WILDCARD_CHECK: usize = 4;
 
 async fn allowed(
     authorizers: &[Arc<dyn Authorizer>],

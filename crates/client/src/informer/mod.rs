@@ -33,7 +33,7 @@ use reflector::{Reporter, Source};
 use slot::{Decoded, Slot};
 use stdx::exposition::Exposition;
 pub use subscription::Subscription;
-use waiters::{Departure, Waiters};
+use waiters::{DeletingObject, Waiters};
 
 /// A type that an informer can hold.
 pub trait Object: Resource + FromJson + Debug + Send + Sync + 'static {}
@@ -357,7 +357,7 @@ impl<K: Object> Informer<K> {
         uid: &str,
         patience: Duration,
     ) -> bool {
-        let departure = Departure {
+        let departure = DeletingObject {
             key: (namespace.to_owned(), name.to_owned()),
             uid: uid.to_owned(),
         };

@@ -188,7 +188,7 @@ impl Source {
         };
         let request = Request::get(uri)
             .header(ACCEPT, accept)
-            .extension(feed::Wanted)
+            .extension(feed::WantsObjects)
             .body(Body::empty());
         request.map_err(|error| Failure::Client(kube::Error::HttpError(error)))
     }

@@ -9,7 +9,7 @@ use super::cache::Key;
 
 /// An object that is being deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Departure {
+pub(super) struct DeletingObject {
     pub(super) key: Key,
     pub(super) uid: String,
 }
@@ -22,7 +22,7 @@ pub(super) struct Waiters {
     departures: HashMap<Key, Vec<(String, oneshot::Sender<()>)>>,
     /// Writes whose wait timed out: until the cache contains them it is too old to act on.
     overdue_version: u64,
-    overdue_departures: Vec<Departure>,
+    overdue_departures: Vec<DeletingObject>,
 }
 
 impl Waiters {
@@ -42,7 +42,7 @@ impl Waiters {
     }
 
     /// Resolves when the object was removed. The caller has checked that the object still exists.
-    pub(super) fn departure(&mut self, departure: Departure) -> oneshot::Receiver<()> {
+    pub(super) fn departure(&mut self, departure: DeletingObject) -> oneshot::Receiver<()> {
         let (sender, receiver) = oneshot::channel();
         let waiting = self.departures.entry(departure.key).or_default();
         waiting.retain(|(_, sender)| !sender.is_closed());
@@ -91,7 +91,7 @@ impl Waiters {
         self.overdue_version = self.overdue_version.max(version);
     }
 
-    pub(super) fn overdue_departure(&mut self, departure: Departure) {
+    pub(super) fn overdue_departure(&mut self, departure: DeletingObject) {
         if !self.overdue_departures.contains(&departure) {
             self.overdue_departures.push(departure);
         }
@@ -133,7 +133,7 @@ mod tests {
         let mut waiters = Waiters::default();
         let mut wait = |name: &str| {
             let uid = name.to_owned();
-            waiters.departure(Departure {
+            waiters.departure(DeletingObject {
                 key: key(name),
                 uid,
             })
@@ -157,7 +157,7 @@ mod tests {
         waiters.advance(7);
         assert!(!waiters.is_behind(|_, _| true));
         let uid = "u".to_owned();
-        waiters.overdue_departure(Departure { key: key("a"), uid });
+        waiters.overdue_departure(DeletingObject { key: key("a"), uid });
         assert!(waiters.is_behind(|_, _| false));
         assert!(!waiters.is_behind(|_, _| true));
         assert!(!waiters.is_behind(|_, _| false), "it was seen to leave");

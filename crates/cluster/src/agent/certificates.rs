@@ -13,7 +13,7 @@ use k8s_openapi::{
     api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec},
 };
 use lifecycle::{Context, Run, Service};
-use pki::{KeyedRequest, Renewing, csr::Wish};
+use pki::{KeyedRequest, Renewing, csr::RequestedCertificate};
 use stdx::{Backoff, Clock};
 use tokio::sync::watch;
 
@@ -52,16 +52,16 @@ impl Purpose {
         }
     }
 
-    fn wish(self, settings: &Settings) -> Wish {
+    fn wish(self, settings: &Settings) -> RequestedCertificate {
         let node = &settings.node_name;
         let (name, group) = match self {
             Self::Proxy => (format!("system:node-proxy:{node}"), "system:node-proxies"),
             _ => (format!("system:node:{node}"), "system:nodes"),
         };
-        let mut wish = Wish {
+        let mut wish = RequestedCertificate {
             common_name: name,
             organizations: vec![group.to_owned()],
-            ..Wish::default()
+            ..RequestedCertificate::default()
         };
         if self == Self::Serving {
             wish.dns_names = vec![node.clone()];

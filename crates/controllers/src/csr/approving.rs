@@ -16,7 +16,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
 };
 use kube::api::PostParams;
-use pki::csr::{Request, Wish};
+use pki::csr::{Request, RequestedCertificate};
 use reconcile::{Action, Controller, Error, Key};
 
 use super::{
@@ -96,7 +96,7 @@ const OTHER: (&str, &str) = (
     "Auto approving kubelet client certificate after SubjectAccessReview.",
 );
 
-fn decide(csr: &CertificateSigningRequest, request: &Wish) -> Choice {
+fn decide(csr: &CertificateSigningRequest, request: &RequestedCertificate) -> Choice {
     if is_issued(csr) || has(csr, "Approved") || has(csr, "Denied") || has(csr, "Failed") {
         return Choice::Leave;
     }
@@ -163,14 +163,14 @@ impl Approver {
 
     /// Whether another, ready machine has the node name of the request. Otherwise a bootstrap token
     /// would suffice to impersonate a node and read its pods' Secrets.
-    fn is_taken(&self, request: &Wish) -> bool {
+    fn is_taken(&self, request: &RequestedCertificate) -> bool {
         let name = request.common_name.strip_prefix(NODE_PREFIX);
         let node = name.and_then(|name| self.nodes.get("", name));
         node.is_some_and(|node| is_ready(&node))
     }
 
     /// Fails with the reason why a serving certificate needs manual approval.
-    fn check_serving(&self, csr: &CertificateSigningRequest, request: &Wish) -> Result<(), String> {
+    fn check_serving(&self, csr: &CertificateSigningRequest, request: &RequestedCertificate) -> Result<(), String> {
         let config = &self.shared.config;
         let authority = config.authority.as_ref().ok_or("no signer is configured")?;
         let names = authority.0.names();
@@ -264,8 +264,8 @@ mod tests {
         serde_json::from_value(json).unwrap()
     }
 
-    fn request(names: &[&str], addresses: &[&str]) -> Wish {
-        Wish {
+    fn request(names: &[&str], addresses: &[&str]) -> RequestedCertificate {
+        RequestedCertificate {
             common_name: "system:node:n1".to_owned(),
             organizations: vec!["system:nodes".to_owned()],
             dns_names: names.iter().map(|&name| name.to_owned()).collect(),
@@ -273,7 +273,7 @@ mod tests {
                 .iter()
                 .map(|address| address.parse().unwrap())
                 .collect(),
-            ..Wish::default()
+            ..RequestedCertificate::default()
         }
     }
 

@@ -10,7 +10,7 @@ pub mod signing;
 use client::Api;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use kube::api::PostParams;
-use pki::csr::Wish;
+use pki::csr::RequestedCertificate;
 use reconcile::Error;
 
 const ACCOUNT: &str = "certificate-controller";
@@ -73,7 +73,7 @@ fn are(usages: &[&str], purpose: &str) -> bool {
     given == few || given == all
 }
 
-fn is_of_a_node(request: &Wish) -> Result<(), String> {
+fn is_of_a_node(request: &RequestedCertificate) -> Result<(), String> {
     if request.organizations != ["system:nodes"] {
         return Err("subject organization is not system:nodes".to_owned());
     }
@@ -84,7 +84,7 @@ fn is_of_a_node(request: &Wish) -> Result<(), String> {
 }
 
 /// Whether this is a valid request of a kubelet's client certificate.
-fn is_kubelet_client(request: &Wish, usages: &[&str]) -> Result<(), String> {
+fn is_kubelet_client(request: &RequestedCertificate, usages: &[&str]) -> Result<(), String> {
     is_of_a_node(request)?;
     for (none, what) in [
         (request.dns_names.is_empty(), "DNS"),
@@ -105,7 +105,7 @@ fn is_kubelet_client(request: &Wish, usages: &[&str]) -> Result<(), String> {
 }
 
 /// Whether this is a valid request of a kubelet's serving certificate.
-fn is_kubelet_serving(request: &Wish, usages: &[&str]) -> Result<(), String> {
+fn is_kubelet_serving(request: &RequestedCertificate, usages: &[&str]) -> Result<(), String> {
     is_of_a_node(request)?;
     if request.dns_names.is_empty() && request.addresses.is_empty() {
         return Err("DNS or IP subjectAltName is required".to_owned());
@@ -142,12 +142,12 @@ mod tests {
 
     #[test]
     fn kubelet_requests_are_recognized_by_subject_and_usages() {
-        let node = Wish {
+        let node = RequestedCertificate {
             common_name: "system:node:n1".to_owned(),
             organizations: vec!["system:nodes".to_owned()],
-            ..Wish::default()
+            ..RequestedCertificate::default()
         };
-        let serving = Wish {
+        let serving = RequestedCertificate {
             dns_names: vec!["n1".to_owned()],
             ..node.clone()
         };
@@ -159,13 +159,13 @@ mod tests {
         is_kubelet_client(&node, &["client auth", "digital signature", "cert sign"]).unwrap_err();
         is_kubelet_serving(&serving, &server).unwrap();
         is_kubelet_serving(&node, &server).unwrap_err();
-        let greedy = Wish {
+        let greedy = RequestedCertificate {
             organizations: vec!["system:nodes".to_owned(), "system:masters".to_owned()],
             ..node.clone()
         };
         let why = is_kubelet_client(&greedy, &client).unwrap_err();
         assert_eq!(why, "subject organization is not system:nodes");
-        let person = Wish {
+        let person = RequestedCertificate {
             common_name: "eve".to_owned(),
             ..node
         };

@@ -3,7 +3,7 @@
 //! nothing else. A node requests it as itself and gets it only for its own name. Its group may list
 //! and watch a few kinds, and write nothing.
 
-use pki::csr::Wish;
+use pki::csr::RequestedCertificate;
 
 use super::{NODE_PREFIX, are};
 
@@ -14,7 +14,7 @@ const PREFIX: &str = "system:node-proxy:";
 const GROUP: &str = "system:node-proxies";
 
 /// Validates a request for this signer.
-pub(super) fn check(request: &Wish, usages: &[&str]) -> Result<(), String> {
+pub(super) fn check(request: &RequestedCertificate, usages: &[&str]) -> Result<(), String> {
     if request.organizations != [GROUP] {
         return Err(format!("subject organization is not {GROUP}"));
     }
@@ -36,7 +36,7 @@ pub(super) fn check(request: &Wish, usages: &[&str]) -> Result<(), String> {
 }
 
 /// Whether a node requests its own certificate.
-pub(super) fn is_own(author: &str, groups: &[String], request: &Wish, usages: &[&str]) -> bool {
+pub(super) fn is_own(author: &str, groups: &[String], request: &RequestedCertificate, usages: &[&str]) -> bool {
     let node = author.strip_prefix(NODE_PREFIX);
     check(request, usages).is_ok()
         && groups.iter().any(|group| group == "system:nodes")
@@ -50,10 +50,10 @@ mod tests {
 
     #[test]
     fn a_node_is_approved_only_for_its_own_node_proxy_certificate() {
-        let wish = |name: &str, group: &str| Wish {
+        let wish = |name: &str, group: &str| RequestedCertificate {
             common_name: name.to_owned(),
             organizations: vec![group.to_owned()],
-            ..Wish::default()
+            ..RequestedCertificate::default()
         };
         let usages = ["digital signature", "client auth"];
         let nodes = ["system:nodes".to_owned()];
@@ -75,7 +75,7 @@ mod tests {
         ] {
             assert!(check(&other, &usages).is_err(), "{other:?}");
         }
-        let named = Wish {
+        let named = RequestedCertificate {
             dns_names: vec!["kubernetes".to_owned()],
             ..own
         };

@@ -14,7 +14,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::Time,
 };
-use pki::csr::Wish;
+use pki::csr::RequestedCertificate;
 
 /// Annotations that the API server's admission sets; clients cannot.
 const PEER: &str = "mainstay.local/peer-address";
@@ -60,7 +60,7 @@ where
     pub(super) fn check(
         &self,
         csr: &CertificateSigningRequest,
-        request: &Wish,
+        request: &RequestedCertificate,
         node: &str,
     ) -> Result<(), String> {
         let origin =
@@ -311,13 +311,13 @@ mod tests {
         names: &[&str],
         addresses: &[&str],
     ) -> Option<String> {
-        let request = Wish {
+        let request = RequestedCertificate {
             dns_names: names.iter().map(|&name| name.to_owned()).collect(),
             addresses: addresses
                 .iter()
                 .map(|address| address.parse().unwrap())
                 .collect(),
-            ..Wish::default()
+            ..RequestedCertificate::default()
         };
         let peer = Some(peer).filter(|peer| !peer.is_empty());
         cluster()

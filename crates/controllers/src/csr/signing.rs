@@ -12,7 +12,7 @@ use k8s_openapi::{
 };
 use pki::{
     Pki,
-    csr::{Request, Usages, Wish},
+    csr::{Request, Usages, RequestedCertificate},
 };
 use reconcile::{Action, Controller, Error, Key};
 
@@ -52,7 +52,7 @@ pub fn start(shared: &Arc<Shared>) {
 }
 
 /// Validates a request for its signer; `None` if the signer is not ours.
-fn check(csr: &CertificateSigningRequest, request: &Wish) -> Option<Result<(), String>> {
+fn check(csr: &CertificateSigningRequest, request: &RequestedCertificate) -> Option<Result<(), String>> {
     let usages = usages(csr);
     match csr.spec.signer_name.as_str() {
         CLIENT => Some(is_client(&usages)),
@@ -153,7 +153,7 @@ mod tests {
             let mut csr = CertificateSigningRequest::default();
             csr.spec.signer_name = signer.to_owned();
             csr.spec.usages = Some(usages.iter().map(|&usage| usage.to_owned()).collect());
-            check(&csr, &Wish::default())
+            check(&csr, &RequestedCertificate::default())
         };
         assert_eq!(checked(CLIENT, &["client auth"]), Some(Ok(())));
         assert!(checked(CLIENT, &["server auth"]).unwrap().is_err());

@@ -40,7 +40,7 @@ const ACCOUNT: &str = "generic-garbage-collector";
 const DISCOVERY: Duration = Duration::from_secs(15);
 const WORKERS: usize = 32;
 /// How long an owner without dependents waits for such as are not in the caches yet.
-const HESITATION: Duration = Duration::from_millis(250);
+const DEPENDENTS_WAIT: Duration = Duration::from_millis(250);
 /// The maximum number of remembered owners.
 const REMEMBERED: usize = 1024;
 const FOREGROUND: &str = "foregroundDeletion";
@@ -294,9 +294,9 @@ impl Collector {
     /// not in sync. It is checked again.
     fn hesitates(&self, item: &Item, uid: &str) -> bool {
         let left = if self.graph.is_settled() {
-            HESITATION.saturating_sub(self.waited(uid))
+            DEPENDENTS_WAIT.saturating_sub(self.waited(uid))
         } else {
-            HESITATION
+            DEPENDENTS_WAIT
         };
         if !left.is_zero() {
             self.queue.add_after(item.clone(), left);
@@ -308,7 +308,7 @@ impl Collector {
     fn waited(&self, uid: &str) -> Duration {
         let mut alone = self.alone.lock();
         if alone.len() > REMEMBERED {
-            alone.retain(|_, since| since.elapsed() < 2 * HESITATION);
+            alone.retain(|_, since| since.elapsed() < 2 * DEPENDENTS_WAIT);
         }
         alone
             .entry(uid.to_owned())

@@ -16,12 +16,12 @@ use reconcile::{
     },
 };
 
-use super::decision::{Change, Decision, Event, World, mark_migrated, migrated};
+use super::decision::{Change, Decision, Event, ClusterView, mark_migrated, migrated};
 
 const PRE_RESIZE_CAPACITY: &str = "volume.alpha.kubernetes.io/pre-resize-capacity";
 
 /// Decides about a claim.
-pub(super) fn decide(claim: &PersistentVolumeClaim, world: &impl World) -> Decision {
+pub(super) fn decide(claim: &PersistentVolumeClaim, world: &impl ClusterView) -> Decision {
     let mut marked = claim.clone();
     if mark_migrated(&mut marked.metadata) {
         return Decision::Write(Change::Claim(Box::new(marked)), None);
@@ -36,7 +36,7 @@ pub(super) fn decide(claim: &PersistentVolumeClaim, world: &impl World) -> Decis
 }
 
 /// A claim that was bound before.
-fn bound(claim: &PersistentVolumeClaim, world: &impl World) -> Decision {
+fn bound(claim: &PersistentVolumeClaim, world: &impl ClusterView) -> Decision {
     let Some(name) = volume_name(claim) else {
         let why = "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!";
         return lost(claim, "ClaimLost", why);
@@ -69,7 +69,7 @@ fn lost(claim: &PersistentVolumeClaim, reason: &'static str, message: &str) -> D
 }
 
 /// A claim with a volumeName set by its user.
-fn named(claim: &PersistentVolumeClaim, name: &str, world: &impl World) -> Decision {
+fn named(claim: &PersistentVolumeClaim, name: &str, world: &impl ClusterView) -> Decision {
     let Some(volume) = world.volume(name) else {
         return pending(claim, None);
     };
@@ -92,7 +92,7 @@ fn named(claim: &PersistentVolumeClaim, name: &str, world: &impl World) -> Decis
 }
 
 /// A claim that accepts any matching volume.
-fn unbound(claim: &PersistentVolumeClaim, world: &impl World) -> Decision {
+fn unbound(claim: &PersistentVolumeClaim, world: &impl ClusterView) -> Decision {
     let class = Some(claim_class(claim)).filter(|class| !class.is_empty());
     let found_class = class.and_then(|class| world.class(class));
     let waits = found_class.as_deref().is_some_and(waits_for_consumer);
@@ -125,7 +125,7 @@ fn unbound(claim: &PersistentVolumeClaim, world: &impl World) -> Decision {
     }
 }
 
-fn waiting(claim: &PersistentVolumeClaim, world: &impl World) -> Event {
+fn waiting(claim: &PersistentVolumeClaim, world: &impl ClusterView) -> Event {
     let pods = world.unscheduled_pods(claim);
     let (reason, message) = match pods.as_slice() {
         [] => (

@@ -19,7 +19,7 @@ use reconcile::{
 pub(super) const MIGRATED_TO: &str = "pv.kubernetes.io/migrated-to";
 
 /// The cluster as the binder sees it.
-pub(super) trait World {
+pub(super) trait ClusterView {
     /// A volume by name.
     fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>>;
     /// The volumes that are bound to a claim of this name, reserved for it, or available in its

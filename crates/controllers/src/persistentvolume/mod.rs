@@ -29,7 +29,7 @@ use crate::{
     pods::is_terminal,
     shared::{CLAIM, Shared, UNBOUND, candidate_key, claimed_key},
 };
-use decision::{Change, Decision, World};
+use decision::{Change, Decision, ClusterView};
 
 /// The name in [`crate::ALL`].
 pub const NAME: &str = "persistentvolume-binder";
@@ -119,7 +119,7 @@ fn class_event(event: &Event<StorageClass>, claims: &Informer<PersistentVolumeCl
     all.map(|claim| Key::from_object(&*claim)).collect()
 }
 
-impl World for Binder {
+impl ClusterView for Binder {
     fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>> {
         self.volumes.cache().get("", name)
     }

@@ -70,7 +70,7 @@ impl Memory {
     }
 }
 
-impl World for Memory {
+impl ClusterView for Memory {
     fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>> {
         self.volumes.get(name).cloned()
     }

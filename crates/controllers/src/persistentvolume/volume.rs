@@ -9,12 +9,12 @@ use reconcile::{
     },
 };
 
-use super::decision::{Change, Decision, Event, MIGRATED_TO, World, mark_migrated, migrated};
+use super::decision::{Change, Decision, Event, MIGRATED_TO, ClusterView, mark_migrated, migrated};
 
 /// Decides about a volume; `is_confirmed` if the API server confirmed that its claim is gone.
 pub(super) fn decide(
     volume: &PersistentVolume,
-    world: &impl World,
+    world: &impl ClusterView,
     is_confirmed: bool,
 ) -> Decision {
     if let Some(changed) = prepared(volume) {

@@ -8,8 +8,8 @@ use hickory_proto::{
 };
 
 use super::{
-    Cache, Forward, Keeping, Kubernetes, LogClasses, Policy, Preference, Resolver, Server,
-    Surroundings, Template, rewriting,
+    Cache, Forward, CacheSettings, Kubernetes, LogClasses, Policy, Preference, Resolver, Server,
+    ParseContext, Template, rewriting,
     syntax::{Line, SyntaxError},
 };
 use crate::hosts::Hosts;
@@ -88,7 +88,7 @@ pub(super) const ALL: &[Directive] = &[
 /// A directive's line, and the list of parts that have no effect.
 pub(super) struct Reading<'a> {
     pub line: &'a Line,
-    pub around: &'a Surroundings<'a>,
+    pub around: &'a ParseContext<'a>,
     pub problems: &'a mut Vec<String>,
 }
 
@@ -457,7 +457,7 @@ fn cache(server: &mut Server, reading: &mut Reading<'_>) -> Result<(), SyntaxErr
     Ok(())
 }
 
-fn keeping(option: &Line, limits: &[&str], keeping: &mut Keeping) -> Result<(), SyntaxError> {
+fn keeping(option: &Line, limits: &[&str], keeping: &mut CacheSettings) -> Result<(), SyntaxError> {
     let [capacity, times @ ..] = limits else {
         return Err(wrong(option, "expected a capacity"));
     };
@@ -519,7 +519,7 @@ fn forward(server: &mut Server, reading: &mut Reading<'_>) -> Result<(), SyntaxE
     Ok(())
 }
 
-fn resolver(word: &str, around: &Surroundings<'_>) -> Result<Resolver, String> {
+fn resolver(word: &str, around: &ParseContext<'_>) -> Result<Resolver, String> {
     if word == "/etc/resolv.conf" {
         return Ok(Resolver::ResolvConf(around.resolv_conf.clone()));
     }

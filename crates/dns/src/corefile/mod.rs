@@ -104,9 +104,9 @@ pub struct Cache {
     /// The zones; those of the server if empty.
     pub zones: Vec<Name>,
     /// For answers with records.
-    pub success: Keeping,
+    pub success: CacheSettings,
     /// For denials.
-    pub denial: Keeping,
+    pub denial: CacheSettings,
     /// An answer with this many queries is prefetched before it expires; never if zero.
     pub prefetch: u32,
     /// The last percentage of the TTL in which answers are prefetched.
@@ -119,7 +119,7 @@ pub struct Cache {
 
 /// How answers of one class are cached.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Keeping {
+pub struct CacheSettings {
     /// The maximum number.
     pub capacity: usize,
     /// The maximum TTL.
@@ -132,7 +132,7 @@ pub struct Keeping {
 
 impl Default for Cache {
     fn default() -> Self {
-        let keeping = |longest| Keeping {
+        let keeping = |longest| CacheSettings {
             capacity: 9984,
             longest,
             shortest: 5,
@@ -201,7 +201,7 @@ pub enum Preference {
 }
 
 /// The context of parsing a Corefile.
-pub struct Surroundings<'a> {
+pub struct ParseContext<'a> {
     /// The cluster's zone.
     pub cluster_domain: &'a Name,
     /// The other keys of the ConfigMap, as files that directives name.
@@ -213,7 +213,7 @@ pub struct Surroundings<'a> {
 }
 
 /// Parses a Corefile.
-pub fn parse(text: &str, around: &Surroundings<'_>) -> Result<Parsed, SyntaxError> {
+pub fn parse(text: &str, around: &ParseContext<'_>) -> Result<Parsed, SyntaxError> {
     let lines = syntax::parse(text)?;
     let mut parsed = Parsed {
         servers: Vec::new(),
@@ -255,7 +255,7 @@ pub fn parse(text: &str, around: &Surroundings<'_>) -> Result<Parsed, SyntaxErro
 fn server(
     line: &Line,
     block: &[Line],
-    around: &Surroundings<'_>,
+    around: &ParseContext<'_>,
     parsed: &mut Parsed,
 ) -> Result<(), SyntaxError> {
     let mut server = Server {

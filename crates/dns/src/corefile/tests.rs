@@ -280,7 +280,7 @@ fn durations_and_lists_are_read_as_go_reads_them() {
         serve_stale 1h30m\n disable denial a.example\n }\n\
         forward example.org 192.0.2.1 [2001:db8::1]:5353 2001:db8::2 {\n read_timeout 1500ms\n force_tcp\n prefer_udp\n }\n}\n";
     let origin = Name::from_ascii("cluster.local.").unwrap();
-    let around = Surroundings {
+    let around = ParseContext {
         cluster_domain: &origin,
         files: &BTreeMap::new(),
         resolv_conf: "/x".into(),
@@ -288,7 +288,7 @@ fn durations_and_lists_are_read_as_go_reads_them() {
     };
     let parsed = parse(text, &around).unwrap();
     let cache = parsed.servers[0].cache.as_ref().unwrap();
-    let shown = |keeping: &Keeping| (keeping.capacity, keeping.longest, keeping.shortest);
+    let shown = |keeping: &CacheSettings| (keeping.capacity, keeping.longest, keeping.shortest);
     assert_eq!(shown(&cache.success), (100, 20, 3));
     assert_eq!(shown(&cache.denial), (7, 60, 5));
     assert_eq!((cache.prefetch, cache.prefetch_percent), (5, 20));

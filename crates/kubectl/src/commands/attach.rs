@@ -6,7 +6,7 @@ use clap::Args;
 use crate::{
     json::list,
     session::Session,
-    streams::{self, Wanted, container_of, pod_of},
+    streams::{self, SessionStreams, container_of, pod_of},
 };
 
 use super::exec::StreamFlags;
@@ -39,7 +39,7 @@ impl Attach {
         if self.flags.tty && !has_tty && !self.flags.quiet {
             eprintln!("error: Unable to use a TTY - container {container} did not allocate one");
         }
-        let wanted = Wanted {
+        let wanted = SessionStreams {
             stdin: self.flags.stdin,
             // A container with a terminal is never attached to without one.
             tty: has_tty,

@@ -27,7 +27,7 @@ pub(crate) struct Delete {
     #[arg(long)]
     all: bool,
     #[command(flatten)]
-    how: How,
+    how: DeleteFlags,
     /// Signal for immediate shutdown: a grace period of one second
     #[arg(long)]
     now: bool,
@@ -47,9 +47,9 @@ pub(crate) struct Delete {
     dry_run: DryRun,
 }
 
-/// How objects are deleted; `replace` and `apply` have these flags too.
+/// DeleteFlags objects are deleted; `replace` and `apply` have these flags too.
 #[derive(Debug, Clone, Args)]
-pub(super) struct How {
+pub(super) struct DeleteFlags {
     /// background, orphan or foreground: what happens to dependents
     #[arg(long, default_value = "background", num_args = 0..=1, require_equals = true, default_missing_value = "background")]
     cascade: String,
@@ -62,12 +62,12 @@ pub(super) struct How {
     /// Wait for the objects to be gone before returning; only delete does by default
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     wait: Option<bool>,
-    /// How long to wait before giving up on a delete; 0 is as long as it takes
+    /// DeleteFlags long to wait before giving up on a delete; 0 is as long as it takes
     #[arg(long, default_value = "0s")]
     timeout: String,
 }
 
-impl How {
+impl DeleteFlags {
     /// What happens to dependents, as the API names it.
     pub(super) fn propagation_policy(&self) -> Result<&'static str> {
         Ok(match self.cascade.as_str() {

@@ -6,7 +6,7 @@ use clap::Args;
 use crate::{
     manifest,
     session::Session,
-    streams::{self, Wanted, container_of, pod_of},
+    streams::{self, SessionStreams, container_of, pod_of},
 };
 
 /// Flags of `exec`.
@@ -76,7 +76,7 @@ impl Exec {
             bail!("cannot exec into a container in a completed pod; current phase is {phase}");
         }
         let container = container_of(&pod, self.flags.container.as_deref(), self.flags.quiet)?;
-        let wanted = Wanted {
+        let wanted = SessionStreams {
             stdin: self.flags.stdin,
             tty: self.flags.tty,
             quiet: self.flags.quiet,

@@ -75,7 +75,7 @@ pub(crate) struct Get {
 }
 
 /// One request and its resource.
-struct Ask {
+struct ResourceQuery {
     resource: Resource,
     path: String,
     name: Option<String>,
@@ -156,7 +156,7 @@ impl Get {
         Ok(())
     }
 
-    async fn asks(&self, session: &Session) -> Result<Vec<Ask>> {
+    async fn asks(&self, session: &Session) -> Result<Vec<ResourceQuery>> {
         if !self.selection.files.is_empty() {
             let manifests = manifest::read(&self.selection.files).await?;
             let targets = resources::from_manifests(session, manifests).await?;
@@ -208,22 +208,22 @@ impl Get {
         }
     }
 
-    fn object(&self, resource: Resource, namespace: &str, name: &str) -> Ask {
+    fn object(&self, resource: Resource, namespace: &str, name: &str) -> ResourceQuery {
         let subresource = self
             .subresource
             .as_ref()
             .map(|name| format!("/{name}"))
             .unwrap_or_default();
-        Ask {
+        ResourceQuery {
             path: format!("{}{subresource}", resource.object(namespace, name)),
             resource,
             name: Some(name.to_owned()),
         }
     }
 
-    fn collection(&self, session: &Session, resource: Resource) -> Ask {
+    fn collection(&self, session: &Session, resource: Resource) -> ResourceQuery {
         let namespace = (!self.selection.all_namespaces).then_some(session.namespace.as_str());
-        Ask {
+        ResourceQuery {
             path: with_query(
                 &resource.collection(namespace),
                 &resources::query(&self.selection),
@@ -233,7 +233,7 @@ impl Get {
         }
     }
 
-    async fn ask(&self, session: &Session, ask: &Ask, accept: &str) -> Result<Value> {
+    async fn ask(&self, session: &Session, ask: &ResourceQuery, accept: &str) -> Result<Value> {
         let is_sorted_table = accept == TABLE && self.sort_by.is_some();
         let path = match is_sorted_table {
             true => with_query(&ask.path, &[("includeObject", "Object".into())]),
@@ -248,7 +248,7 @@ impl Get {
         }
     }
 
-    fn view(&self, ask: &Ask, several: bool) -> View {
+    fn view(&self, ask: &ResourceQuery, several: bool) -> View {
         View {
             wide: self.print.is("wide"),
             with_namespace: self.selection.all_namespaces && ask.resource.namespaced,
@@ -264,7 +264,7 @@ impl Get {
         }
     }
 
-    async fn print_tables(&self, session: &Session, asks: &[Ask]) -> Result<()> {
+    async fn print_tables(&self, session: &Session, asks: &[ResourceQuery]) -> Result<()> {
         let accept = if self.server_print {
             TABLE
         } else {
@@ -310,7 +310,7 @@ impl Get {
     async fn print_objects(
         &self,
         session: &Session,
-        asks: &[Ask],
+        asks: &[ResourceQuery],
         printer: &Printer,
     ) -> Result<()> {
         let mut objects = Vec::new();
@@ -351,7 +351,7 @@ impl Get {
         &self,
         session: &Session,
         printer: Option<Printer>,
-        asks: Vec<Ask>,
+        asks: Vec<ResourceQuery>,
     ) -> Result<()> {
         let [ask] = asks.as_slice() else {
             bail!(

@@ -17,7 +17,7 @@ use crate::{
 
 use super::{
     apply::{LAST_APPLIED, annotate},
-    delete::{How, say_deleted},
+    delete::{DeleteFlags, say_deleted},
     report::Report,
 };
 
@@ -27,7 +27,7 @@ pub(crate) struct Replace {
     #[command(flatten)]
     files: Files,
     #[command(flatten)]
-    how: How,
+    how: DeleteFlags,
     #[command(flatten)]
     validate: Validate,
     /// Save the configuration of the object in its annotation, for later applies

@@ -12,7 +12,7 @@ use crate::{
     output::PrintFlags,
     resources,
     session::Session,
-    streams::{self, Wanted},
+    streams::{self, SessionStreams},
 };
 
 use super::{
@@ -301,7 +301,7 @@ impl Run {
             .with_context(|| format!("timed out waiting for the pod {} to run", target.name))??;
         let container = streams::container_of(&pod, None, true)?;
         if pod["status"]["phase"] == "Running" {
-            let wanted = Wanted {
+            let wanted = SessionStreams {
                 stdin: self.stdin,
                 tty: self.tty,
                 quiet: self.quiet,

@@ -37,7 +37,7 @@ const LOCAL: &str = "/var/lib/mainstay/admin.kubeconfig";
 
 /// The kubeconfig files.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Places {
+pub(crate) struct KubeconfigFiles {
     /// In order of precedence.
     pub files: Vec<PathBuf>,
     /// Whether `--kubeconfig` names the only one.
@@ -46,7 +46,7 @@ pub(crate) struct Places {
     pub is_environment: bool,
 }
 
-impl Places {
+impl KubeconfigFiles {
     /// `--kubeconfig`, else `$KUBECONFIG`, else `~/.kube/config`.
     pub(crate) fn new(global: &Global) -> Self {
         if let Some(path) = global
@@ -118,7 +118,7 @@ pub(crate) fn read_file(path: &Path) -> Result<Value> {
 
 /// All files merged: the first that defines a name or sets a value wins.
 pub(crate) fn load(global: &Global) -> Result<Value> {
-    let mut places = Places::new(global);
+    let mut places = KubeconfigFiles::new(global);
     if places.is_explicit
         && let Some(path) = places.files.first()
         && !path.exists()

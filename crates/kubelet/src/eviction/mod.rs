@@ -29,12 +29,12 @@ use crate::{
     core::Core,
     disruption::{self, Disruption},
     pod::spec::{self, QosClass},
-    registry::Seen,
+    registry::PublishedPod,
     stats::{FsStats, NodeStats, PodStats, Summary},
 };
 
 /// The minimum time between two evaluations that kernel notifications trigger.
-const CALM: Duration = Duration::from_millis(100);
+const MIN_EVALUATION_INTERVAL: Duration = Duration::from_millis(100);
 /// How often the resources of the node are measured.
 const INTERVAL: Duration = Duration::from_secs(2);
 /// How often the local storage of pods is measured, if any pod has a limit for it.
@@ -59,7 +59,7 @@ pub async fn run(core: Arc<Core>) {
     loop {
         notifier.arm(&core, &manager.thresholds);
         let notified = async {
-            core.config.clock.sleep(CALM).await;
+            core.config.clock.sleep(MIN_EVALUATION_INTERVAL).await;
             notifier.notified().await;
         };
         tokio::select! {
@@ -128,7 +128,7 @@ impl Manager {
     }
 
     /// Whether the pod that was evicted last is still ending.
-    fn waits(&mut self, pods: &[Seen], now: Timestamp) -> bool {
+    fn waits(&mut self, pods: &[PublishedPod], now: Timestamp) -> bool {
         let Some((uid, until)) = &self.leaving else {
             return false;
         };
@@ -143,7 +143,7 @@ impl Manager {
     async fn evict_one(
         &mut self,
         core: &Core,
-        pods: &[Seen],
+        pods: &[PublishedPod],
         summary: &Summary,
         threshold: &Threshold,
         seen: &Observations,
@@ -179,8 +179,8 @@ impl Manager {
 }
 
 /// Pods that have not ended.
-fn active_pods(core: &Core) -> Vec<Seen> {
-    let ended = |seen: &Seen| matches!(seen.status.phase.as_deref(), Some("Succeeded" | "Failed"));
+fn active_pods(core: &Core) -> Vec<PublishedPod> {
+    let ended = |seen: &PublishedPod| matches!(seen.status.phase.as_deref(), Some("Succeeded" | "Failed"));
     let all = core.registry.pods().into_iter();
     all.filter(|seen| !ended(seen)).collect()
 }
@@ -295,7 +295,7 @@ async fn reclaim_node_level(core: &Core, threshold: &Threshold) -> bool {
 }
 
 /// Evicts pods that exceed their local storage limits; returns whether there were any.
-async fn evict_beyond_limits(core: &Core, pods: &[Seen], summary: &Summary) -> bool {
+async fn evict_beyond_limits(core: &Core, pods: &[PublishedPod], summary: &Summary) -> bool {
     let mut any = false;
     for seen in pods {
         if spec::is_critical(&seen.pod) || seen.pod.metadata.deletion_timestamp.is_some() {

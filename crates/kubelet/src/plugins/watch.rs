@@ -29,7 +29,7 @@ type Identity = (u64, i64, i64);
 
 /// The contents of the registry.
 #[derive(Debug, Default, PartialEq)]
-struct Found {
+struct RegistryContents {
     sockets: BTreeMap<PathBuf, Identity>,
     directories: BTreeSet<PathBuf>,
 }
@@ -90,13 +90,13 @@ fn watch(watches: &mut BTreeMap<PathBuf, Watch>, directories: BTreeSet<PathBuf>)
     any
 }
 
-fn scan(dir: &Path) -> Found {
-    let mut found = Found::default();
+fn scan(dir: &Path) -> RegistryContents {
+    let mut found = RegistryContents::default();
     find_sockets(dir, 0, &mut found);
     found
 }
 
-fn find_sockets(dir: &Path, depth: usize, found: &mut Found) {
+fn find_sockets(dir: &Path, depth: usize, found: &mut RegistryContents) {
     found.directories.insert(dir.to_owned());
     let Ok(entries) = std::fs::read_dir(dir) else {
         return;

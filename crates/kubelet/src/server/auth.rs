@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 use tracing::{debug, warn};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::{Ask, Body, text};
+use super::{KubeletRequest, Body, text};
 use crate::{
     Config,
     configuration::{AuthenticationWebhook, AuthorizationWebhook},
@@ -91,7 +91,7 @@ impl Auth {
         &self,
         certificate: Option<&User>,
         headers: &HeaderMap,
-        ask: &Ask,
+        ask: &KubeletRequest,
     ) -> Result<User, Box<Response<Body>>> {
         let user = match certificate {
             Some(user) => Some(user.clone()),

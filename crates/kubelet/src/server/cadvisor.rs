@@ -66,7 +66,7 @@ fn groups<'a>(core: &Core, summary: &'a Summary) -> Vec<Group<'a>> {
         cgroup: CgroupStats::default(),
     }];
     let pods = core.registry.pods();
-    let pods: HashMap<&str, &crate::registry::Seen> = pods
+    let pods: HashMap<&str, &crate::registry::PublishedPod> = pods
         .iter()
         .map(|seen| (spec::uid(&seen.pod), seen))
         .collect();

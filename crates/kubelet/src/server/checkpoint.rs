@@ -4,8 +4,8 @@
 use cri::v1;
 use http::{Response, StatusCode};
 
-use super::{Ask, Body, containers, json, text};
-use crate::{Error, core::Core, pod::spec, registry::Seen};
+use super::{KubeletRequest, Body, containers, json, text};
+use crate::{Error, core::Core, pod::spec, registry::PublishedPod};
 
 /// Checkpoints the container and returns the file's name.
 pub(super) async fn serve(
@@ -13,7 +13,7 @@ pub(super) async fn serve(
     namespace: &str,
     pod: &str,
     container: &str,
-    ask: &Ask,
+    ask: &KubeletRequest,
 ) -> Response<Body> {
     let not_found = |message: String| text(StatusCode::NOT_FOUND, message);
     let Some(seen) = core.registry.find(namespace, pod) else {
@@ -37,7 +37,7 @@ pub(super) async fn serve(
     }
 }
 
-async fn write(core: &Core, seen: &Seen, container: &str, timeout: i64) -> crate::Result<String> {
+async fn write(core: &Core, seen: &PublishedPod, container: &str, timeout: i64) -> crate::Result<String> {
     let id = containers::running_id(seen, container)
         .map_err(|_| Error::Other(format!("container {container} not found")))?;
     // Checkpoints contain memory of containers: only root may read them.

@@ -4,10 +4,10 @@ use http::{Response, StatusCode};
 use k8s_openapi::api::core::v1::ContainerStatus;
 
 use super::{Body, text};
-use crate::{core::Core, pod::spec, registry::Seen};
+use crate::{core::Core, pod::spec, registry::PublishedPod};
 
 /// The pod, or a 404 response.
-pub(super) fn pod(core: &Core, namespace: &str, name: &str) -> Result<Seen, Box<Response<Body>>> {
+pub(super) fn pod(core: &Core, namespace: &str, name: &str) -> Result<PublishedPod, Box<Response<Body>>> {
     core.registry.find(namespace, name).ok_or_else(|| {
         let message = format!("pod \"{name}\" does not exist\n");
         Box::new(text(StatusCode::NOT_FOUND, message))
@@ -16,7 +16,7 @@ pub(super) fn pod(core: &Core, namespace: &str, name: &str) -> Result<Seen, Box<
 
 /// The container's status, or a response that the pod has no such container.
 pub(super) fn status(
-    seen: &Seen,
+    seen: &PublishedPod,
     container: &str,
 ) -> Result<Option<ContainerStatus>, Box<Response<Body>>> {
     if spec::find(&seen.pod, container).is_none() {
@@ -41,7 +41,7 @@ pub(crate) fn bare_id(id: &str) -> &str {
 }
 
 /// The id of a running container of a pod.
-pub(super) fn running_id(seen: &Seen, container: &str) -> Result<String, Box<Response<Body>>> {
+pub(super) fn running_id(seen: &PublishedPod, container: &str) -> Result<String, Box<Response<Body>>> {
     let status = status(seen, container)?;
     let running = status.filter(|status| {
         status

@@ -12,14 +12,14 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The number of such connections, by address.
 #[derive(Clone, Default)]
-pub(super) struct Guests {
+pub(super) struct UnauthorizedConnections {
     /// Guards the map only.
     counts: Arc<Mutex<HashMap<IpAddr, usize>>>,
 }
 
-impl Guests {
+impl UnauthorizedConnections {
     /// Counts a new connection, unless its address has too many.
-    pub(super) fn enter(&self, address: IpAddr) -> Option<Guest> {
+    pub(super) fn enter(&self, address: IpAddr) -> Option<UnauthorizedConnection> {
         let mut counts = self.counts.lock();
         let count = counts.entry(address).or_default();
         if *count >= PER_ADDRESS {
@@ -27,16 +27,16 @@ impl Guests {
         }
         *count += 1;
         let counts = self.counts.clone();
-        let place = Place { counts, address };
-        Some(Guest(Arc::new(Mutex::new(Some(place)))))
+        let place = AddressSlot { counts, address };
+        Some(UnauthorizedConnection(Arc::new(Mutex::new(Some(place)))))
     }
 }
 
 /// A connection that counts until a request was authorized or it is closed.
 #[derive(Clone)]
-pub(super) struct Guest(Arc<Mutex<Option<Place>>>);
+pub(super) struct UnauthorizedConnection(Arc<Mutex<Option<AddressSlot>>>);
 
-impl Guest {
+impl UnauthorizedConnection {
     /// A request was authorized: the connection no longer counts and has no time limit.
     pub(super) fn welcome(&self) {
         self.0.lock().take();
@@ -55,12 +55,12 @@ impl Guest {
     }
 }
 
-struct Place {
+struct AddressSlot {
     counts: Arc<Mutex<HashMap<IpAddr, usize>>>,
     address: IpAddr,
 }
 
-impl Drop for Place {
+impl Drop for AddressSlot {
     fn drop(&mut self) {
         let mut counts = self.counts.lock();
         if let Some(count) = counts.get_mut(&self.address) {
@@ -78,9 +78,9 @@ mod tests {
 
     #[test]
     fn unauthenticated_connections_are_limited_per_address() {
-        let guests = Guests::default();
+        let guests = UnauthorizedConnections::default();
         let (one, two) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
-        let mut all: Vec<Guest> = (0..PER_ADDRESS).filter_map(|_| guests.enter(one)).collect();
+        let mut all: Vec<UnauthorizedConnection> = (0..PER_ADDRESS).filter_map(|_| guests.enter(one)).collect();
         assert_eq!(all.len(), PER_ADDRESS);
         assert!(guests.enter(one).is_none());
         assert!(guests.enter(two).is_some());
@@ -97,7 +97,7 @@ mod tests {
 
     #[tokio::test]
     async fn authorized_connections_are_kept_and_others_expire() {
-        let guests = Guests::default();
+        let guests = UnauthorizedConnections::default();
         let address = IpAddr::from([10, 0, 0, 1]);
         let (stranger, friend) = (
             guests.enter(address).unwrap(),

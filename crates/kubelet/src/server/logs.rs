@@ -11,14 +11,14 @@ use k8s_openapi::api::core::v1::ContainerStatus;
 use tokio::sync::mpsc;
 use tracing::debug;
 
-use super::{Ask, Body, containers, text};
+use super::{KubeletRequest, Body, containers, text};
 use crate::{
     core::Core,
     logs::{
         LogFile, follow,
         parse::{Options, Stream},
     },
-    registry::Seen,
+    registry::PublishedPod,
 };
 
 /// The number of buffered chunks for a slow client.
@@ -30,7 +30,7 @@ pub(super) async fn serve(
     namespace: &str,
     pod: &str,
     container: &str,
-    ask: &Ask,
+    ask: &KubeletRequest,
 ) -> Response<Body> {
     match find(&core, namespace, pod, container, ask).await {
         Ok((options, path, id, uid)) => answer(core, options, path, id, uid),
@@ -45,7 +45,7 @@ async fn find(
     namespace: &str,
     pod: &str,
     container: &str,
-    ask: &Ask,
+    ask: &KubeletRequest,
 ) -> Result<Found, Box<Response<Body>>> {
     let bad = |message: String| Box::new(text(StatusCode::BAD_REQUEST, message));
     let options = options(ask, core).map_err(bad)?;
@@ -106,7 +106,7 @@ fn choose(
         })
 }
 
-fn options(ask: &Ask, core: &Core) -> Result<Options, String> {
+fn options(ask: &KubeletRequest, core: &Core) -> Result<Options, String> {
     let number = |key: &str| -> Result<Option<u64>, String> {
         let parsed = ask
             .get(key)
@@ -179,7 +179,7 @@ async fn wait_for_end(core: &Core, uid: &str, id: &str) -> bool {
     false
 }
 
-fn is_running(seen: &Seen, id: &str) -> bool {
+fn is_running(seen: &PublishedPod, id: &str) -> bool {
     let status = &seen.status;
     let lists = [
         &status.container_statuses,

@@ -13,7 +13,7 @@ use super::{Body, whole};
 use crate::{
     config::version,
     core::Core,
-    registry::Seen,
+    registry::PublishedPod,
     stats::{Summary, VolumeStats},
 };
 
@@ -63,7 +63,7 @@ pub(super) fn probes(core: &Core) -> Response<Body> {
     whole(StatusCode::OK, TEXT, page.finish().into_bytes())
 }
 
-fn node(page: &mut Exposition, core: &Core, pods: &[Seen]) {
+fn node(page: &mut Exposition, core: &Core, pods: &[PublishedPod]) {
     let name = "kubelet_node_name";
     page.family(name, "gauge", "The node's name. The count is always 1.");
     page.sample(name, &[("node", &core.config.node_name)], 1.0, None);
@@ -102,7 +102,7 @@ fn node(page: &mut Exposition, core: &Core, pods: &[Seen]) {
     );
 }
 
-fn containers(page: &mut Exposition, pods: &[Seen]) {
+fn containers(page: &mut Exposition, pods: &[PublishedPod]) {
     let mut states: BTreeMap<&str, usize> = BTreeMap::new();
     let statuses = pods.iter().flat_map(|seen| {
         let status = &seen.status;

@@ -34,7 +34,7 @@ use tracing::{debug, info};
 
 use crate::{Error, Result, core::Core};
 use auth::{User, certificate_user};
-use guests::{Guest, Guests};
+use guests::{UnauthorizedConnection, UnauthorizedConnections};
 
 /// A buffered or streamed body.
 pub type Body = BoxBody<Bytes, std::io::Error>;
@@ -74,7 +74,7 @@ pub async fn bind(core: &Core) -> Result<Listener> {
 /// Never returns.
 pub async fn serve(core: Arc<Core>, listener: Listener) {
     let Listener { socket, acceptor } = listener;
-    let guests = Guests::default();
+    let guests = UnauthorizedConnections::default();
     info!(address = ?socket.local_addr().ok(), "serving the kubelet API");
     loop {
         match socket.accept().await {
@@ -99,7 +99,7 @@ pub async fn serve(core: Arc<Core>, listener: Listener) {
     }
 }
 
-async fn connection(core: Arc<Core>, acceptor: TlsAcceptor, stream: TcpStream, guest: Guest) {
+async fn connection(core: Arc<Core>, acceptor: TlsAcceptor, stream: TcpStream, guest: UnauthorizedConnection) {
     let _ = stream.set_nodelay(true);
     let Ok(Ok(tls)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await else {
         return;
@@ -140,13 +140,13 @@ async fn connection(core: Arc<Core>, acceptor: TlsAcceptor, stream: TcpStream, g
 }
 
 /// A request: its decoded path segments and query.
-pub struct Ask {
+pub struct KubeletRequest {
     pub method: Method,
     pub parts: Vec<String>,
     pub query: Vec<(String, String)>,
 }
 
-impl Ask {
+impl KubeletRequest {
     fn new<B>(request: &Request<B>) -> Self {
         let parts = request
             .uri()
@@ -228,10 +228,10 @@ const DEBUGGING: &[&str] = &[
 async fn handle(
     core: Arc<Core>,
     certificate: Option<&User>,
-    guest: &Guest,
+    guest: &UnauthorizedConnection,
     request: Request<Incoming>,
 ) -> Response<Body> {
-    let ask = Ask::new(&request);
+    let ask = KubeletRequest::new(&request);
     let admitted = core.auth.admit(certificate, request.headers(), &ask).await;
     if let Err(refused) = admitted {
         return *refused;
@@ -339,7 +339,7 @@ mod tests {
             Request::get("/exec/ns/pod/c?command=sh&command=-c&command=a%20%2B+b&input=1")
                 .body(())
                 .unwrap();
-        let ask = Ask::new(&request);
+        let ask = KubeletRequest::new(&request);
         assert_eq!(ask.parts, ["exec", "ns", "pod", "c"]);
         assert_eq!(ask.all("command"), ["sh", "-c", "a + b"]);
         assert!(ask.is_on(&["stdin", "input"]) && !ask.is_on(&["tty"]));

@@ -8,18 +8,18 @@ use hyper::body::Incoming;
 use tokio::net::TcpStream;
 use tracing::debug;
 
-use super::{Ask, Body, containers, idle::Watched, text};
+use super::{KubeletRequest, Body, containers, idle::Watched, text};
 use crate::{core::Core, pod::spec};
 
 /// Gets the URL for the container and joins the two connections.
-pub(super) async fn serve(core: &Core, ask: &Ask, request: Request<Incoming>) -> Response<Body> {
+pub(super) async fn serve(core: &Core, ask: &KubeletRequest, request: Request<Incoming>) -> Response<Body> {
     match runtime_url(core, ask).await {
         Ok(url) => tunnel(core, &url, request).await,
         Err(response) => *response,
     }
 }
 
-async fn runtime_url(core: &Core, ask: &Ask) -> Result<String, Box<Response<Body>>> {
+async fn runtime_url(core: &Core, ask: &KubeletRequest) -> Result<String, Box<Response<Body>>> {
     let parts: Vec<&str> = ask.parts.iter().map(String::as_str).collect();
     let (verb, namespace, pod, container) = match parts.as_slice() {
         [verb, namespace, pod, _uid, container] => (*verb, *namespace, *pod, Some(*container)),

@@ -23,7 +23,7 @@ use crate::{
     core::Core,
     disruption::{self, Disruption},
     pod::{spec, status::is_terminal},
-    registry::Seen,
+    registry::PublishedPod,
 };
 
 const REASON: &str = "Terminated";
@@ -138,7 +138,7 @@ async fn end_group(core: &Core, group: Group) {
 }
 
 /// Waits until `holds` is true for each of these pods or they are gone.
-async fn wait_for(core: &Core, pods: &[Seen], holds: impl Fn(&Seen) -> bool + Copy) {
+async fn wait_for(core: &Core, pods: &[PublishedPod], holds: impl Fn(&PublishedPod) -> bool + Copy) {
     for seen in pods {
         if let Some(mut pod) = core.registry.follow(spec::uid(&seen.pod)) {
             let _ = pod.wait_for(|seen| holds(seen)).await;

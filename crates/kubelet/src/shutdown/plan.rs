@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     configuration::{KubeletConfiguration, ShutdownGracePeriodByPodPriority},
     pod::spec,
-    registry::Seen,
+    registry::PublishedPod,
 };
 
 /// The lowest priority of critical pods.
@@ -16,7 +16,7 @@ const CRITICAL: i32 = 2_000_000_000;
 pub(super) struct Group {
     pub priority: i32,
     pub seconds: i64,
-    pub pods: Vec<Seen>,
+    pub pods: Vec<PublishedPod>,
 }
 
 /// The duration of the whole shutdown; zero if not configured.
@@ -48,7 +48,7 @@ fn periods(settings: &KubeletConfiguration) -> Vec<ShutdownGracePeriodByPodPrior
 }
 
 /// The pods in the order in which they end. Pods below the lowest priority end with its group.
-pub(super) fn groups(settings: &KubeletConfiguration, pods: Vec<Seen>) -> Vec<Group> {
+pub(super) fn groups(settings: &KubeletConfiguration, pods: Vec<PublishedPod>) -> Vec<Group> {
     let mut groups: Vec<Group> = periods(settings)
         .into_iter()
         .map(|period| Group {
@@ -76,12 +76,12 @@ mod tests {
     use super::*;
     use crate::configuration::GoDuration;
 
-    fn pod(priority: Option<i32>) -> Seen {
+    fn pod(priority: Option<i32>) -> PublishedPod {
         let pod: Pod = serde_json::from_value(
             serde_json::json!({"spec": {"priority": priority, "containers": []}}),
         )
         .unwrap();
-        Seen::new(Arc::new(pod))
+        PublishedPod::new(Arc::new(pod))
     }
 
     fn planned(settings: &KubeletConfiguration) -> Vec<(i32, i64, Vec<Option<i32>>)> {

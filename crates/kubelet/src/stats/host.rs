@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use cri::v1;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use libcgroups::{Cgroup, Pressure, Stalled, Waited};
+use libcgroups::{Cgroup, Pressure, Stalled, PressureResource};
 
 use super::{
     ContainerStats, CpuStats, FsStats, InterfaceStats, IoStats, MemoryStats, NetworkStats,
@@ -28,10 +28,10 @@ pub(super) async fn node(core: &Core, provider: &Provider, now: Timestamp) -> No
         system_containers: system_containers(core, provider, now),
         start_time: boot_time().map(Time),
         cpu: Some(CpuStats {
-            psi: pressure(Waited::Cpu),
+            psi: pressure(PressureResource::Cpu),
             ..provider.cpu("/", cpu, None, now)
         }),
-        io: pressure(Waited::Io).map(|psi| IoStats {
+        io: pressure(PressureResource::Io).map(|psi| IoStats {
             time: time.clone(),
             psi: Some(psi),
         }),
@@ -43,7 +43,7 @@ pub(super) async fn node(core: &Core, provider: &Provider, now: Timestamp) -> No
             rss_bytes: Some(meminfo.anonymous),
             page_faults: root.page_faults.or_else(|| vmstat("pgfault")),
             major_page_faults: root.major_page_faults.or_else(|| vmstat("pgmajfault")),
-            psi: pressure(Waited::Memory),
+            psi: pressure(PressureResource::Memory),
         }),
         network: None,
         runtime: runtime_file_systems(core, &nodefs, now).await,
@@ -58,7 +58,7 @@ pub(super) async fn node(core: &Core, provider: &Provider, now: Timestamp) -> No
 }
 
 /// Pressure stall information (PSI) of the machine.
-fn pressure(waited: Waited) -> Option<PsiStats> {
+fn pressure(waited: PressureResource) -> Option<PsiStats> {
     let data = |stalled: Stalled| PsiData {
         total: stalled.total,
         avg10: stalled.avg10,

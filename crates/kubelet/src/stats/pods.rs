@@ -21,7 +21,7 @@ use crate::{
     core::Core,
     make::{labels, sandbox::log_directory},
     pod::spec,
-    registry::Seen,
+    registry::PublishedPod,
 };
 
 pub(super) async fn all(
@@ -34,7 +34,7 @@ pub(super) async fn all(
     let mut runtime = core.runtime.client.clone().runtime;
     let request = v1::ListPodSandboxStatsRequest { filter: None };
     let measured = runtime.list_pod_sandbox_stats(request).await?.into_inner();
-    let seen: BTreeMap<String, Seen> = core
+    let seen: BTreeMap<String, PublishedPod> = core
         .registry
         .pods()
         .into_iter()
@@ -76,7 +76,7 @@ pub(super) async fn all(
 async fn claimed(
     core: &Core,
     all: &[PodStats],
-    seen: &BTreeMap<String, Seen>,
+    seen: &BTreeMap<String, PublishedPod>,
     now: Timestamp,
 ) -> BTreeMap<String, Vec<VolumeStats>> {
     let measures = all.iter().map(|stats| async move {
@@ -213,7 +213,7 @@ fn pod(
     provider: &Provider,
     uid: &str,
     stats: &v1::PodSandboxStats,
-    seen: Option<&Seen>,
+    seen: Option<&PublishedPod>,
     image_fs: &FsStats,
     now: Timestamp,
 ) -> PodStats {
@@ -247,7 +247,7 @@ fn pod(
     }
 }
 
-fn status_of<'a>(seen: &'a Seen, name: &str) -> Option<&'a ContainerStatus> {
+fn status_of<'a>(seen: &'a PublishedPod, name: &str) -> Option<&'a ContainerStatus> {
     let status = &seen.status;
     let lists = [
         &status.container_statuses,
@@ -261,7 +261,7 @@ fn status_of<'a>(seen: &'a Seen, name: &str) -> Option<&'a ContainerStatus> {
 fn container(
     provider: &Provider,
     stats: &v1::ContainerStats,
-    seen: Option<&Seen>,
+    seen: Option<&PublishedPod>,
     image_fs: &FsStats,
     now: Timestamp,
 ) -> ContainerStats {

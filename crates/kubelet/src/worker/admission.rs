@@ -9,7 +9,7 @@ use tracing::info;
 
 use super::{Change, Life, Worker};
 use crate::{
-    admit::{NodeView, Place, Refusal},
+    admit::{NodeView, AdmitResult, Refusal},
     allocation::Allocation,
     core::Core,
     disruption::{self, Disruption},
@@ -38,13 +38,13 @@ impl Worker {
             return;
         }
         match decide(&self.core, pod).await {
-            Ok(Place::Here) => {
+            Ok(AdmitResult::Here) => {
                 let dir = self.core.pod_dir(&self.subject.uid);
                 Allocation::from_pod(pod).write(&dir);
                 self.change(Change::Admitted);
             }
             // A message arrives when a victim has ended.
-            Ok(Place::After(victims)) => preempt(&self.core, &victims).await,
+            Ok(AdmitResult::After(victims)) => preempt(&self.core, &victims).await,
             Err(refusal) => {
                 let events = &self.core.events;
                 events.warning(pod, &refusal.reason, refusal.message.clone());
@@ -82,7 +82,7 @@ async fn preempt(core: &Core, victims: &[Arc<Pod>]) {
     futures::future::join_all(ends).await;
 }
 
-async fn decide(core: &Core, pod: &Arc<Pod>) -> Result<Place, Refusal> {
+async fn decide(core: &Core, pod: &Arc<Pod>) -> Result<AdmitResult, Refusal> {
     let config = &core.config;
     if let Some(refusal) = shutdown::refusal(core) {
         return Err(refusal);

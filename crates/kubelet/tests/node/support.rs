@@ -384,7 +384,7 @@ async fn start_server(directory: &TempDir, pki: &Pki, stop: CancellationToken) -
         health: lifecycle::Health::default(),
         clock: Arc::new(stdx::SystemClock),
         limits: Limits::default(),
-        endings: std::sync::Arc::new(apiserver::RandomEndings),
+        endings: std::sync::Arc::new(apiserver::RandomNameSuffixes),
         token_auth_file: None,
         access: apiserver::AccessOptions::default(),
         audit: None,

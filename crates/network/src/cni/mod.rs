@@ -27,7 +27,7 @@ use tracing::{debug, info, warn};
 use self::{
     cache::{Cache, Record},
     config::List,
-    plugin::{Command, Plugins, Trouble},
+    plugin::{Command, Plugins, PluginFailure},
     result::Addresses,
     version::Version,
 };
@@ -298,8 +298,8 @@ impl Record {
     }
 }
 
-impl From<Trouble> for Error {
-    fn from(trouble: Trouble) -> Self {
+impl From<PluginFailure> for Error {
+    fn from(trouble: PluginFailure) -> Self {
         Self::CniPlugin {
             plugin: trouble.plugin,
             command: trouble.command,

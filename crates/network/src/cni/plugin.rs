@@ -51,7 +51,7 @@ pub(super) struct Call {
 
 /// A plugin's error.
 #[derive(Debug)]
-pub(super) struct Trouble {
+pub(super) struct PluginFailure {
     pub plugin: String,
     pub command: &'static str,
     pub message: String,
@@ -71,7 +71,7 @@ struct Complaint {
 /// The response to VERSION.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Spoken {
+struct VersionResponse {
     #[serde(default)]
     supported_versions: Vec<String>,
 }
@@ -100,11 +100,11 @@ impl Plugins {
     }
 
     /// The versions that a plugin supports; empty if it does not report them.
-    pub(super) async fn versions(&self, kind: &str) -> Result<Vec<Version>, Trouble> {
+    pub(super) async fn versions(&self, kind: &str) -> Result<Vec<Version>, PluginFailure> {
         let newest = Version::V1_1_0.to_string();
         let asked = json!({ "cniVersion": newest });
         // The executable must exist; its response may be anything.
-        self.find(kind).map_err(|message| Trouble {
+        self.find(kind).map_err(|message| PluginFailure {
             plugin: kind.into(),
             command: Command::Version.as_str(),
             message,
@@ -117,7 +117,7 @@ impl Plugins {
                 return Ok(Vec::new());
             }
         };
-        let spoken = serde_json::from_value::<Spoken>(answer);
+        let spoken = serde_json::from_value::<VersionResponse>(answer);
         let texts = spoken.map(|spoken| spoken.supported_versions);
         let texts = texts.unwrap_or_default();
         Ok(texts.iter().filter_map(|text| text.parse().ok()).collect())
@@ -130,8 +130,8 @@ impl Plugins {
         kind: &str,
         call: &Call,
         input: &Value,
-    ) -> Result<Value, Trouble> {
-        let trouble = |message: String| Trouble {
+    ) -> Result<Value, PluginFailure> {
+        let trouble = |message: String| PluginFailure {
             plugin: kind.to_owned(),
             command: command.as_str(),
             message,

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{plugin::Trouble, version::Version};
+use super::{plugin::PluginFailure, version::Version};
 use crate::IpNet;
 
 /// Completes a result with its version, which some plugins omit.
@@ -13,9 +13,9 @@ pub(super) fn complete(
     mut answer: Value,
     plugin: &str,
     version: Version,
-) -> Result<Value, Trouble> {
+) -> Result<Value, PluginFailure> {
     let Some(fields) = answer.as_object_mut() else {
-        return Err(Trouble {
+        return Err(PluginFailure {
             plugin: plugin.to_owned(),
             command: "ADD",
             message: "no result".into(),

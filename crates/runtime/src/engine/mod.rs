@@ -158,7 +158,7 @@ impl Engine {
     pub(crate) async fn connect_shim(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
-    ) -> Result<Vec<shim::protocol::Held>> {
+    ) -> Result<Vec<shim::protocol::HeldContainer>> {
         let client = shim::Client::connect(&sandbox.id, &sandbox.paths().socket()).await?;
         sandbox.set_shim(Some(client.clone()));
         let (engine, of, listener) = (self.clone(), sandbox.clone(), client.clone());

@@ -5,7 +5,7 @@ use std::io;
 use super::{
     attached::{Attached, Sink},
     held::Container,
-    protocol::{Answer, Call, Held, VERSION},
+    protocol::{Answer, Call, HeldContainer, VERSION},
     serve::Shim,
     tasks::send_signal,
 };
@@ -78,7 +78,7 @@ impl Shim {
             .containers
             .iter()
             .filter(|(_, c)| c.pid != 0)
-            .map(|(id, c)| Held {
+            .map(|(id, c)| HeldContainer {
                 id: id.clone(),
                 pid: c.pid,
                 started_at: c.started_at,

@@ -14,7 +14,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{io::Interest, net::UnixStream, sync::oneshot};
 
-use super::protocol::{Answer, Call, Exit, Held, Message, Request, VERSION};
+use super::protocol::{Answer, Call, Exit, HeldContainer, Message, Request, VERSION};
 use crate::{
     error::{Error, Result},
     wire::{Inbox, encode, send},
@@ -170,7 +170,7 @@ impl Client {
     }
 
     /// The shim's pid and containers.
-    pub async fn hello(&self) -> Result<(i32, Vec<Held>)> {
+    pub async fn hello(&self) -> Result<(i32, Vec<HeldContainer>)> {
         match self.call(Call::Hello { version: VERSION }, &[]).await?.0 {
             Answer::Hello {
                 version,

@@ -227,13 +227,13 @@ pub enum Answer {
         /// The shim's own pid.
         pid: i32,
         /// The containers.
-        containers: Vec<Held>,
+        containers: Vec<HeldContainer>,
     },
 }
 
 /// A container that a shim holds.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Held {
+pub struct HeldContainer {
     /// Its id.
     pub id: String,
     /// Its first process.

@@ -11,7 +11,7 @@ use super::{
     selectors::Selectors,
     tests::{World, claim, exactly, shown, slice},
 };
-use crate::{cycle::Dice, samples};
+use crate::{cycle::SeededRng, samples};
 
 /// A device of the test.
 #[derive(Debug, Clone)]
@@ -57,17 +57,17 @@ struct Case {
     wishes: Vec<Wish>,
 }
 
-fn chance(dice: &mut Dice, one_of: usize) -> bool {
+fn chance(dice: &mut SeededRng, one_of: usize) -> bool {
     dice.below(one_of) == 0
 }
 
-fn number(dice: &mut Dice, limit: usize) -> i64 {
+fn number(dice: &mut SeededRng, limit: usize) -> i64 {
     i64::try_from(dice.below(limit)).unwrap()
 }
 
 impl Case {
-    fn new(dice: &mut Dice) -> Self {
-        let thing = |at: usize, dice: &mut Dice| Thing {
+    fn new(dice: &mut SeededRng) -> Self {
+        let thing = |at: usize, dice: &mut SeededRng| Thing {
             name: format!("t{at}"),
             color: (!chance(dice, 6)).then(|| number(dice, 3)),
             size: number(dice, 4),
@@ -86,9 +86,9 @@ impl Case {
         }
     }
 
-    fn wish(dice: &mut Dice) -> Wish {
+    fn wish(dice: &mut SeededRng) -> Wish {
         let is_uniform = chance(dice, 2).then(|| chance(dice, 2));
-        let want = |at: usize, dice: &mut Dice| Want {
+        let want = |at: usize, dice: &mut SeededRng| Want {
             name: format!("a{at}"),
             // A constraint against all devices is an error, which other tests show.
             count: (is_uniform.is_some() || !chance(dice, 5)).then(|| dice.below(3) + 1),
@@ -96,7 +96,7 @@ impl Case {
             memory: number(dice, 6),
             tolerates: chance(dice, 2),
         };
-        let ask = |dice: &mut Dice| Ask {
+        let ask = |dice: &mut SeededRng| Ask {
             alternatives: (0..[1, 1, 2, 3][dice.below(4)])
                 .map(|at| want(at, dice))
                 .collect(),
@@ -351,7 +351,7 @@ impl Case {
 
 #[test]
 fn the_search_finds_what_trying_everything_finds() {
-    let (mut dice, mut allocated, mut refused) = (Dice::new(7), 0, 0);
+    let (mut dice, mut allocated, mut refused) = (SeededRng::new(7), 0, 0);
     let (node, mut selectors) = (samples::node("n1", "1", "1Gi"), Selectors::default());
     for round in 0..4000 {
         let case = Case::new(&mut dice);

@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 
 use crate::{
     cluster::{Cluster, Slot},
-    cycle::{Cycle, Dice, Failure},
+    cycle::{Cycle, SeededRng, Failure},
     pod::PodInfo,
     write::{Release, Writes},
 };
@@ -190,7 +190,7 @@ pub trait Plugin: Send + Sync {
         _cycle: &mut Cycle<'_>,
         _cluster: &mut Cluster,
         _failure: &Failure,
-        _dice: &mut Dice,
+        _dice: &mut SeededRng,
     ) -> Option<PostFilter> {
         None
     }

@@ -33,7 +33,7 @@ pub struct Profile {
 
 /// The labels and counts of a plugin call, for the metrics.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct PluginCall<'a> {
     pub(crate) point: Point,
     pub(crate) plugin: &'a Arc<dyn Plugin>,
     /// The plugin's index in the profile's list for Filter, Score or the extension point itself.
@@ -122,7 +122,7 @@ impl Profile {
     /// Runs a plugin and records its metrics.
     pub(crate) fn ask<T>(
         &self,
-        asked: Asked<'_>,
+        asked: PluginCall<'_>,
         ask: impl FnOnce() -> T,
         status: impl FnOnce(&T) -> &'static str,
     ) -> T {

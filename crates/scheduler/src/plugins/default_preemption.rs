@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::arguments;
 use crate::{
     cluster::Cluster,
-    cycle::{Cycle, Dice, Failure},
+    cycle::{Cycle, SeededRng, Failure},
     framework::{Plugin, Point, PostFilter},
     preemption::{self, Limits},
 };
@@ -62,7 +62,7 @@ impl Plugin for DefaultPreemption {
         cycle: &mut Cycle<'_>,
         cluster: &mut Cluster,
         failure: &Failure,
-        dice: &mut Dice,
+        dice: &mut SeededRng,
     ) -> Option<PostFilter> {
         Some(preemption::find(cycle, cluster, failure, dice, self.limits))
     }

@@ -28,9 +28,9 @@ use crate::{
 /// The plugin's name.
 pub(crate) const NAME: &str = "InterPodAffinity";
 
-const NEAR: &str = "node(s) didn't match pod affinity rules";
-const FAR: &str = "node(s) didn't match pod anti-affinity rules";
-const REPELLED: &str = "node(s) didn't satisfy existing pods anti-affinity rules";
+const AFFINITY_MISMATCH: &str = "node(s) didn't match pod affinity rules";
+const ANTI_AFFINITY_MISMATCH: &str = "node(s) didn't match pod anti-affinity rules";
+const EXISTING_ANTI_AFFINITY_MISMATCH: &str = "node(s) didn't satisfy existing pods anti-affinity rules";
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -248,9 +248,9 @@ fn count(pod: &PodInfo, cluster: &Cluster) -> Counts {
 }
 
 /// Columns and counts of some topology keys, looked up once for many nodes.
-struct Looked<'a>(Vec<(&'a Topology, &'a [i64])>);
+struct TopologyColumns<'a>(Vec<(&'a Topology, &'a [i64])>);
 
-impl<'a> Looked<'a> {
+impl<'a> TopologyColumns<'a> {
     fn new(domains: &'a Domains, cluster: &'a Cluster) -> Self {
         let all = domains.0.iter();
         let looked = all.map(|(key, numbers)| (cluster.topology(key), numbers.as_slice()));
@@ -322,8 +322,8 @@ impl Plugin for InterPodAffinity {
             return;
         };
         let near = wanted(counts, pod, cluster);
-        let far = Looked::new(&counts.far, cluster);
-        let repelling = Looked::new(&counts.repelling, cluster);
+        let far = TopologyColumns::new(&counts.far, cluster);
+        let repelling = TopologyColumns::new(&counts.repelling, cluster);
         let is_near = |slot: Slot| {
             near.iter().all(|(topology, pods)| {
                 let domain = topology.at(slot);
@@ -333,12 +333,12 @@ impl Plugin for InterPodAffinity {
         };
         candidates.retain_each(NAME, |slot| {
             if !is_near(slot) {
-                return Some((NEAR, false));
+                return Some((AFFINITY_MISMATCH, false));
             }
             if far.any(slot) {
-                return Some((FAR, true));
+                return Some((ANTI_AFFINITY_MISMATCH, true));
             }
-            repelling.any(slot).then_some((REPELLED, true))
+            repelling.any(slot).then_some((EXISTING_ANTI_AFFINITY_MISMATCH, true))
         });
     }
 

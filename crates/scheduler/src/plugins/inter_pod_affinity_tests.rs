@@ -99,7 +99,7 @@ fn anti_affinity_of_placed_pods_excludes_matching_pods() {
     let found = rejected(&*plugin(), &new, &mut cluster(&db));
     assert_eq!(
         (&*found[0].reasons[0], found[0].resolvable),
-        (REPELLED, true)
+        (EXISTING_ANTI_AFFINITY_MISMATCH, true)
     );
 }
 

@@ -162,8 +162,8 @@ impl NodeResourcesFit {
     }
 
     /// What the node lacks, and whether it would be too small even without pods.
-    fn lacks(&self, wanted: &Resources, cluster: &Cluster, slot: Slot) -> Lack {
-        let mut lack = Lack::default();
+    fn lacks(&self, wanted: &Resources, cluster: &Cluster, slot: Slot) -> InsufficientResource {
+        let mut lack = InsufficientResource::default();
         if cluster.count.free(slot) < 1 {
             lack.reasons.push("Too many pods".into());
         }
@@ -194,12 +194,12 @@ impl NodeResourcesFit {
 }
 
 #[derive(Debug, Default)]
-struct Lack {
+struct InsufficientResource {
     reasons: Vec<Cow<'static, str>>,
     too_small: bool,
 }
 
-impl Lack {
+impl InsufficientResource {
     fn check(
         &mut self,
         wanted: i64,

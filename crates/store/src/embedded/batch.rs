@@ -7,7 +7,7 @@ use tokio::{runtime::Handle, sync::oneshot};
 use super::{frame::Buffer, record, stage};
 use crate::{
     Committed, Error, Revision,
-    memory::{Few, Millis, Slot, Write},
+    memory::{OneOrMany, Millis, Slot, Write},
 };
 
 /// The maximum number of steps in one batch.
@@ -47,7 +47,7 @@ pub(super) enum Step<T> {
         /// Its revision, or the newest before it if it writes nothing.
         revision: Revision,
         /// The write of each of its operations.
-        writes: Few<Option<Write<T>>>,
+        writes: OneOrMany<Option<Write<T>>>,
         /// The caller's reply channel.
         reply: Reply<Done<T>>,
     },
@@ -62,7 +62,7 @@ pub struct Done<T> {
     /// Its revision.
     pub revision: Revision,
     /// The new entry of each put key, and the old one of each deleted key.
-    pub slots: Few<Option<Arc<Slot<T>>>>,
+    pub slots: OneOrMany<Option<Arc<Slot<T>>>>,
 }
 
 impl<T> Step<T> {

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     disk::Disk,
-    intake::Errand,
+    intake::WriterCommand,
     log::spare_name,
     record::Marks,
     snapshot::{self, snapshot_name},
@@ -64,7 +64,7 @@ impl<C: Codec> Writer<C> {
         };
         // Keep as many old segments as are needed until the next snapshot.
         let spares = limit.div_ceil(self.config.segment_bytes) as usize;
-        let keep = Keep {
+        let keep = SegmentReuse {
             spares: spares.saturating_sub(self.log.spares()),
             at_least: self.config.segment_bytes / 2,
         };
@@ -84,7 +84,7 @@ impl<C: Codec> Writer<C> {
             let result = catch_unwind(AssertUnwindSafe(write))
                 .unwrap_or_else(|_| Err("writing a snapshot panicked".into()));
             // If the report is dropped, the next start cleans up.
-            report.ask(Errand::SnapshotDone(result));
+            report.ask(WriterCommand::SnapshotDone(result));
         };
         match std::thread::Builder::new()
             .name("store-snapshot".into())
@@ -122,7 +122,7 @@ impl<C: Codec> Writer<C> {
 }
 
 /// Which obsolete segments are kept for reuse.
-pub(super) struct Keep {
+pub(super) struct SegmentReuse {
     /// Their number.
     pub spares: usize,
     /// Their minimum length.
@@ -135,7 +135,7 @@ fn write_snapshot<C: Codec>(
     number: u64,
     state: &State<C::Object>,
     marks: &Marks,
-    keep: &Keep,
+    keep: &SegmentReuse,
 ) -> Result<Vec<String>, String> {
     let name = snapshot_name(number);
     snapshot::write(
@@ -160,7 +160,7 @@ fn write_snapshot<C: Codec>(
 pub(super) fn remove_before(
     disk: &dyn Disk,
     number: u64,
-    keep: &Keep,
+    keep: &SegmentReuse,
 ) -> std::io::Result<Vec<String>> {
     let mut spares = Vec::new();
     for name in disk.list()? {

@@ -25,11 +25,11 @@ use super::{
 };
 use crate::{
     Action, Codec, Durability, Error, Key, Op, Precondition, Revision,
-    memory::{Few, Fresh, Millis, Published, Slot, Write},
+    memory::{OneOrMany, Fresh, Millis, Published, Slot, Write},
 };
 
 /// After a batch of at most this many steps, the next caller may write its batch itself.
-const CALM: usize = 2;
+const MAX_STEPS_FOR_CALLER_WRITE: usize = 2;
 
 /// Shared by callers and the writer.
 pub(super) struct Intake<C: Codec> {
@@ -59,7 +59,7 @@ struct Open<C: Codec> {
     spare: Pending,
     /// Commits that did not fit into the batch.
     waiting: VecDeque<Commit<C>>,
-    errands: Vec<Errand>,
+    errands: Vec<WriterCommand>,
     /// The number of steps of the batch taken last.
     last: usize,
     /// Whether a caller writes `batch`, without the writer knowing.
@@ -76,7 +76,7 @@ struct Commit<C: Codec> {
 }
 
 /// A command to the writer.
-pub(super) enum Errand {
+pub(super) enum WriterCommand {
     /// Write a snapshot now.
     Snapshot(Reply<()>),
     /// The snapshot thread has finished, with these files for reuse.
@@ -144,7 +144,7 @@ impl<C: Codec> Intake<C> {
         } else {
             self.add(&mut open, commit);
         }
-        let may_lead = open.last <= CALM && open.batch.runtime.is_some();
+        let may_lead = open.last <= MAX_STEPS_FOR_CALLER_WRITE && open.batch.runtime.is_some();
         let leads = self.tell(open, may_lead);
         Ok(Added { answer, leads })
     }
@@ -174,7 +174,7 @@ impl<C: Codec> Intake<C> {
     }
 
     /// Sends a command to the writer; dropped if it has ended.
-    pub(super) fn ask(&self, errand: Errand) {
+    pub(super) fn ask(&self, errand: WriterCommand) {
         let mut open = self.open.lock();
         if !open.has_ended {
             open.errands.push(errand);
@@ -219,7 +219,7 @@ impl<C: Codec> Intake<C> {
     }
 
     /// Takes the commands to the writer.
-    pub(super) fn errands(&self) -> Vec<Errand> {
+    pub(super) fn errands(&self) -> Vec<WriterCommand> {
         std::mem::take(&mut self.open.lock().errands)
     }
 
@@ -359,12 +359,12 @@ impl<C: Codec> Intake<C> {
         ops: Vec<Op<C::Draft>>,
         revision: Revision,
         written: usize,
-    ) -> Few<Option<Write<C::Object>>> {
+    ) -> OneOrMany<Option<Write<C::Object>>> {
         open.batch.frame.truncate(open.batch.whole);
         if written > 0 {
             record::put_commit(&mut open.batch.frame, revision, written);
         }
-        Few::from(ops).map(|op| {
+        OneOrMany::from(ops).map(|op| {
             if !self.changes(open, &op) {
                 return None;
             }

@@ -45,14 +45,14 @@ use crate::{
 
 use batch::Batch;
 use disk::{Directory, Disk};
-use intake::{Answer, Errand, Intake};
+use intake::{Answer, WriterCommand, Intake};
 use log::Log;
 use manifest::Synced;
-use stage::{Gauges, Showing, Stage};
+use stage::{Gauges, PublishState, Stage};
 use writer::Writer;
 
 /// Lists up to this length are read under the lock.
-const FEW: usize = 64;
+const MAX_LIST_UNDER_LOCK: usize = 64;
 
 /// The engine's configuration. The defaults suit a cluster.
 #[derive(Clone)]
@@ -174,9 +174,9 @@ impl Config {
             gauges: Gauges::default(),
         };
         stage.gauges.live_bytes.store(live_bytes, Ordering::Relaxed);
-        let showing = Showing {
+        let showing = PublishState {
             expiring,
-            ..Showing::default()
+            ..PublishState::default()
         };
         stage.note_next_expiry(&showing);
         *stage.showing.lock() = showing;
@@ -300,7 +300,7 @@ impl<C: Codec> Embedded<C> {
     /// Closes the store: accepted commits are written, watches end, the directory is unlocked.
     /// Blocks for the last sync. Also done when the last handle is dropped.
     pub fn close(&self) {
-        self.intake.ask(Errand::Close);
+        self.intake.ask(WriterCommand::Close);
         for thread in self.threads.lock().drain(..).rev() {
             let _ = thread.join();
         }
@@ -327,7 +327,7 @@ impl<C: Codec> Embedded<C> {
     /// Writes a snapshot now and removes the log before it.
     pub async fn snapshot(&self) -> Result<(), Error> {
         let (reply, answer) = oneshot::channel();
-        self.intake.ask(Errand::Snapshot(reply));
+        self.intake.ask(WriterCommand::Snapshot(reply));
         self.hear(answer).await
     }
 
@@ -386,7 +386,7 @@ impl<C: Codec> Embedded<C> {
             Freshness::AtLeast(revision) => revision,
             _ => 0,
         };
-        let most = request.limit.map_or(FEW, |limit| limit.min(FEW));
+        let most = request.limit.map_or(MAX_LIST_UNDER_LOCK, |limit| limit.min(MAX_LIST_UNDER_LOCK));
         self.look(at_least, |state| state.list_few(request, most))
     }
 

@@ -2,7 +2,7 @@
 
 use super::{
     Config,
-    checkpoint::{Keep, remove_before},
+    checkpoint::{SegmentReuse, remove_before},
     disk::Disk,
     log::{self, segment_name},
     manifest::{self, Manifest, Synced},
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Codec, Error,
-    memory::{Few, Fresh, State, Write},
+    memory::{OneOrMany, Fresh, State, Write},
 };
 
 /// More revisions than can have been lost if nothing records how many there were.
@@ -67,7 +67,7 @@ pub(super) fn recover<C: Codec>(
         }
         (state.revision, marks, next) = (revision, found, *number);
         state.history.forget(revision);
-        let keep = Keep {
+        let keep = SegmentReuse {
             spares: 0,
             at_least: 0,
         };
@@ -185,7 +185,7 @@ fn replay<C: Codec>(
                 record::Change::Delete { key } => Some(Write::Delete(key)),
             });
         }
-        state.apply(commit.revision, marks.time, Few::from(changes), &mut news);
+        state.apply(commit.revision, marks.time, OneOrMany::from(changes), &mut news);
         state.revision = commit.revision;
     }
     state.history.push(news);

@@ -27,9 +27,9 @@ use crate::{
 };
 
 /// With fewer callers the writer replies itself.
-const MANY: usize = 8;
+const MIN_CALLERS_FOR_TASK: usize = 8;
 /// The maximum number of batches that wait for a runtime.
-const PATIENCE: usize = 2;
+const MAX_WAITING_BATCHES: usize = 2;
 /// Readers wait for at most this many commits.
 const SHOWN_AT_ONCE: usize = 128;
 
@@ -43,7 +43,7 @@ pub(super) struct Stage<C: Codec> {
     pub waiting: Mutex<Waiting<C::Object>>,
     /// Held while a batch is published, so that they are published in order. Locked before
     /// `waiting`.
-    pub showing: Mutex<Showing>,
+    pub showing: Mutex<PublishState>,
     /// Figures for the writer, which it reads between batches without this lock.
     pub gauges: Gauges,
 }
@@ -80,7 +80,7 @@ impl<T> Default for Waiting<T> {
 
 /// State needed to publish batches.
 #[derive(Default)]
-pub(super) struct Showing {
+pub(super) struct PublishState {
     /// Keys with an expiry, soonest first.
     pub expiring: BTreeSet<(Millis, Key)>,
     /// Memory for the keys of a batch.
@@ -106,10 +106,10 @@ impl<T> Answer<T> {
 impl<C: Codec> Stage<C> {
     /// Queues a batch for publishing, by a task of this runtime if there is one.
     pub(super) fn push(self: &Arc<Self>, batch: Durable<C::Object>, runtime: Option<Handle>) {
-        let is_much = batch.steps.len() >= MANY;
+        let is_much = batch.steps.len() >= MIN_CALLERS_FOR_TASK;
         let mut waiting = self.waiting.lock();
         waiting.batches.push_back(batch);
-        let is_late = waiting.batches.len() > PATIENCE;
+        let is_late = waiting.batches.len() > MAX_WAITING_BATCHES;
         drop(waiting);
         match runtime {
             Some(runtime) if is_much && !is_late => {
@@ -145,7 +145,7 @@ impl<C: Codec> Stage<C> {
     fn show_batch(
         &self,
         batch: Durable<C::Object>,
-        showing: &mut Showing,
+        showing: &mut PublishState,
     ) -> Vec<Answer<C::Object>> {
         let Durable { time, mut steps } = batch;
         let mut answers = Vec::with_capacity(steps.len());
@@ -187,7 +187,7 @@ impl<C: Codec> Stage<C> {
     }
 
     /// Tells the writer when the first key expires.
-    pub(super) fn note_next_expiry(&self, showing: &Showing) {
+    pub(super) fn note_next_expiry(&self, showing: &PublishState) {
         let next = showing.expiring.first().map_or(0, |(at, _)| *at);
         self.gauges.next_expiry.store(next, Ordering::Relaxed);
     }

@@ -16,7 +16,7 @@ use super::{
     checkpoint::RunningSnapshot,
     disk::Disk,
     frame::Buffer,
-    intake::{Errand, Intake},
+    intake::{WriterCommand, Intake},
     log::{Fault, Log},
     manifest::{Manifest, Synced},
     record::{self, Marks},
@@ -156,9 +156,9 @@ impl<C: Codec> Writer<C> {
         let mut is_closing = false;
         for errand in self.intake.errands() {
             match errand {
-                Errand::Close => is_closing = true,
-                Errand::SnapshotDone(result) => self.snapshot_done(result),
-                Errand::Snapshot(reply) => {
+                WriterCommand::Close => is_closing = true,
+                WriterCommand::SnapshotDone(result) => self.snapshot_done(result),
+                WriterCommand::Snapshot(reply) => {
                     self.snapshot_waiters.push(reply);
                     self.snapshot_not_before = 0;
                 }

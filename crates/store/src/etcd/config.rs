@@ -77,7 +77,7 @@ impl Config {
         let mut client = Client::new(members.clone(), Arc::default());
         let codec = Arc::new(codec);
         self.first_answer(&client).await?;
-        let mut patience = Patience::new(&self);
+        let mut patience = ConnectRetry::new(&self);
         let (origin, revisions) = loop {
             match migration::origin(&client).await {
                 Ok(found) => break found,
@@ -139,7 +139,7 @@ impl Config {
 
     /// Waits for a member that answers.
     pub(super) async fn first_answer(&self, client: &Client) -> Result<(), Error> {
-        let mut patience = Patience::new(self);
+        let mut patience = ConnectRetry::new(self);
         loop {
             match first_version(client).await {
                 Ok(_) => return Ok(()),
@@ -150,13 +150,13 @@ impl Config {
 }
 
 /// How long to wait for members that do not answer.
-pub(super) struct Patience<'a> {
+pub(super) struct ConnectRetry<'a> {
     config: &'a Config,
     begin: Timestamp,
     backoff: Backoff,
 }
 
-impl<'a> Patience<'a> {
+impl<'a> ConnectRetry<'a> {
     pub(super) fn new(config: &'a Config) -> Self {
         Self {
             config,

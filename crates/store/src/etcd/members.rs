@@ -20,7 +20,7 @@ use super::{client::Client, connect::Member, term::Term};
 
 /// The period of checks. HTTP/2 pings would show as much, but etcd rejects clients that send them
 /// more often than every five seconds.
-const REGULARLY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The minimum time between two checks, however many calls are slow.
 const REST: Duration = Duration::from_millis(100);
 /// The timeout of a check.
@@ -123,7 +123,7 @@ impl Members {
 
     async fn check_regularly(&self, client: &Client) {
         loop {
-            let doubted = tokio::time::timeout(REGULARLY, self.doubt.notified());
+            let doubted = tokio::time::timeout(CHECK_INTERVAL, self.doubt.notified());
             let _ = doubted.await;
             self.probe(client).await;
             tokio::time::sleep(REST).await;

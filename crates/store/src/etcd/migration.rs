@@ -379,7 +379,7 @@ fn seconds_left(expires: Millis, now: Millis) -> Left {
 }
 
 /// Sees each migrated object, and may reject the migration.
-pub(super) type Look<'a> = dyn Fn(&Key, &[u8]) -> Result<(), String> + 'a;
+pub(super) type ObjectCheck<'a> = dyn Fn(&Key, &[u8]) -> Result<(), String> + 'a;
 
 /// Copies the objects in etcd into a new embedded store in `directory`, and records that they were
 /// moved away. `look` sees every object and may reject the migration. An interruption after that
@@ -388,7 +388,7 @@ pub async fn etcd_to_embedded(
     config: &Config,
     directory: &Path,
     cluster: &str,
-    look: &Look<'_>,
+    look: &ObjectCheck<'_>,
 ) -> Result<Moved, Error> {
     let mut client = connect(config).await?;
     let (record, _) = read_record(&client).await?;

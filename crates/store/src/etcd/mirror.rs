@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     Codec, Error, Key, Revision, Unreadable,
-    memory::{Few, Fresh, Hub, Published, Saved, State, Write, prefix_end},
+    memory::{OneOrMany, Fresh, Hub, Published, Saved, State, Write, prefix_end},
 };
 
 /// Keys per page of the list.
@@ -337,7 +337,7 @@ impl<C: Codec> Mirror<C> {
                 .as_ref()
                 .is_none_or(|(_, kv)| kv.mod_revision as Revision != revision)
             {
-                let changes = Few::from(std::mem::take(&mut changes));
+                let changes = OneOrMany::from(std::mem::take(&mut changes));
                 state.apply(revision, now, changes, &mut news);
                 state.revision = revision;
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     Config, Etcd,
     client::{Client, Effect},
-    config::Patience,
+    config::ConnectRetry,
     connect,
     members::Members,
     proto::etcdserverpb::{
@@ -27,7 +27,7 @@ impl Config {
     pub async fn read_record(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         let members = connect::members(&self.endpoints, self.tls.as_ref())?;
         let client = Client::new(Members::new(members), Arc::default());
-        let mut patience = Patience::new(self);
+        let mut patience = ConnectRetry::new(self);
         loop {
             match Records(&client).get(name).await {
                 Ok(found) => return Ok(found),

@@ -2,19 +2,19 @@
 
 /// One item or several, in order.
 #[derive(Debug)]
-pub enum Few<T> {
+pub enum OneOrMany<T> {
     /// One.
     One(T),
     /// Any number.
     Many(Vec<T>),
 }
 
-impl<T> Few<T> {
+impl<T> OneOrMany<T> {
     /// Each through a function.
-    pub fn map<R>(self, mut map: impl FnMut(T) -> R) -> Few<R> {
+    pub fn map<R>(self, mut map: impl FnMut(T) -> R) -> OneOrMany<R> {
         match self {
-            Self::One(one) => Few::One(map(one)),
-            Self::Many(many) => Few::Many(many.into_iter().map(map).collect()),
+            Self::One(one) => OneOrMany::One(map(one)),
+            Self::Many(many) => OneOrMany::Many(many.into_iter().map(map).collect()),
         }
     }
 
@@ -35,7 +35,7 @@ impl<T> Few<T> {
     }
 }
 
-impl<T> From<Vec<T>> for Few<T> {
+impl<T> From<Vec<T>> for OneOrMany<T> {
     fn from(mut many: Vec<T>) -> Self {
         match many.pop() {
             Some(one) if many.is_empty() => Self::One(one),

@@ -11,7 +11,7 @@ mod tree;
 
 use bytes::Bytes;
 
-pub(crate) use few::Few;
+pub(crate) use few::OneOrMany;
 pub use history::Limits;
 pub(crate) use history::{Batch, Change, History};
 pub(crate) use hub::Hub;

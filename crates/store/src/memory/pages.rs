@@ -11,7 +11,7 @@ use super::{History, State};
 use crate::Revision;
 
 /// A state this many revisions back is computed on a blocking thread.
-const FAR: u64 = 2000;
+const BLOCKING_DISTANCE: u64 = 2000;
 
 /// A bounded cache of past states.
 pub(crate) struct Pages<T> {
@@ -83,7 +83,7 @@ impl<T: Send + Sync + 'static> Pages<T> {
         if let Some(page) = known(&self.kept.lock()) {
             return page;
         }
-        let page = if newest.revision - revision > FAR {
+        let page = if newest.revision - revision > BLOCKING_DISTANCE {
             let from = newest.clone();
             let back = tokio::task::spawn_blocking(move || from.back_to(revision));
             back.await.unwrap_or_else(|_| newest.back_to(revision))

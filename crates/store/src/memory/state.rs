@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use imbl::OrdMap;
 
-use super::{Batch, Change, Few, History, Millis, Saved, Tree, tree::Keyed};
+use super::{Batch, Change, OneOrMany, History, Millis, Saved, Tree, tree::Keyed};
 use crate::{Codec, Entry, Error, Key, ListRequest, Listed, Revision, Unreadable};
 
 /// A live key with the engine's metadata.
@@ -213,9 +213,9 @@ impl<T: Send + Sync + 'static> State<T> {
         &mut self,
         revision: Revision,
         time: Millis,
-        writes: Few<Option<Write<T>>>,
+        writes: OneOrMany<Option<Write<T>>>,
         news: &mut Vec<(Revision, Batch<T>)>,
-    ) -> Few<Option<Arc<Slot<T>>>> {
+    ) -> OneOrMany<Option<Arc<Slot<T>>>> {
         let mut batch: Option<Batch<T>> = None;
         let slots = writes.map(|write| {
             let change = self.change(write?);

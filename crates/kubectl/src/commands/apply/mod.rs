@@ -23,7 +23,7 @@ use crate::{
     three_way,
 };
 
-use super::{delete::How, report::Report};
+use super::{delete::DeleteFlags, report::Report};
 
 use applyset::ApplySet;
 pub(super) use last_applied::{LAST_APPLIED, annotate, last_applied};
@@ -70,7 +70,7 @@ pub(crate) struct Apply {
     #[allow(dead_code)]
     openapi_patch: bool,
     #[command(flatten)]
-    how: How,
+    how: DeleteFlags,
     #[command(flatten)]
     validate: Validate,
     #[command(flatten)]

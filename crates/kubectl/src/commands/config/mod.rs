@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     args::Global,
     json::{list, str_of},
-    kubeconfig::{self, Places, entry, read_file, remove_entry, set_entry, write_file},
+    kubeconfig::{self, KubeconfigFiles, entry, read_file, remove_entry, set_entry, write_file},
     output::tabwriter::Tabwriter,
 };
 
@@ -147,7 +147,7 @@ impl Config {
 
 /// The merged content of existing files.
 fn merged(global: &Global) -> Result<Value> {
-    let places = Places::new(global);
+    let places = KubeconfigFiles::new(global);
     let exists = places.files.iter().any(|path| path.exists());
     match exists || places.is_explicit {
         true => kubeconfig::load(global),
@@ -157,7 +157,7 @@ fn merged(global: &Global) -> Result<Value> {
 
 /// The file of an entry, or the file for a new one.
 fn file_of(global: &Global, section: &str, name: &str) -> Result<PathBuf> {
-    let places = Places::new(global);
+    let places = KubeconfigFiles::new(global);
     for path in places.files.iter().filter(|path| path.exists()) {
         if entry(&read_file(path)?, section, name).is_some() {
             return Ok(path.clone());
@@ -171,7 +171,7 @@ fn file_of(global: &Global, section: &str, name: &str) -> Result<PathBuf> {
 
 /// The file that sets the current context.
 fn file_of_current(global: &Global) -> Result<PathBuf> {
-    let places = Places::new(global);
+    let places = KubeconfigFiles::new(global);
     for path in places.files.iter().filter(|path| path.exists()) {
         if !str_of(&read_file(path)?["current-context"]).is_empty() {
             return Ok(path.clone());

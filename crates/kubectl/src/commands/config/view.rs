@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     args::Global,
     json::str_of,
-    kubeconfig::{self, Places, entry, inner_field, read_file},
+    kubeconfig::{self, KubeconfigFiles, entry, inner_field, read_file},
     output::{Format, PrintFlags},
 };
 
@@ -36,7 +36,7 @@ impl View {
     pub(crate) fn run(self, global: &Global) -> Result<()> {
         let mut config = match self.merge {
             true => merged(global)?,
-            false => match Places::new(global).default_file() {
+            false => match KubeconfigFiles::new(global).default_file() {
                 Some(path) => read_file(path)?,
                 None => json!({}),
             },

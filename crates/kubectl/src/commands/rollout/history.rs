@@ -17,7 +17,7 @@ use crate::{
 
 use super::{
     super::{apply::LAST_APPLIED, describe, report::Report},
-    Which,
+    RolloutTargets,
 };
 
 const CAUSE: &str = "kubernetes.io/change-cause";
@@ -26,7 +26,7 @@ const CAUSE: &str = "kubernetes.io/change-cause";
 #[derive(Debug, Args)]
 pub(crate) struct History {
     #[command(flatten)]
-    which: Which,
+    which: RolloutTargets,
     /// See the details, including podTemplate, of this revision
     #[arg(long, default_value_t = 0)]
     revision: i64,
@@ -38,7 +38,7 @@ pub(crate) struct History {
 #[derive(Debug, Args)]
 pub(crate) struct Undo {
     #[command(flatten)]
-    which: Which,
+    which: RolloutTargets,
     /// The revision to roll back to; 0 is the previous one
     #[arg(long, default_value_t = 0)]
     to_revision: i64,

@@ -49,23 +49,23 @@ impl Rollout {
             Self::History(command) => command.run(session).await,
             Self::Status(command) => command.run(session).await,
             Self::Undo(command) => command.run(session).await,
-            Self::Pause(command) => command.run(session, Deed::Pause).await,
-            Self::Resume(command) => command.run(session, Deed::Resume).await,
-            Self::Restart(command) => command.run(session, Deed::Restart).await,
+            Self::Pause(command) => command.run(session, RolloutAction::Pause).await,
+            Self::Resume(command) => command.run(session, RolloutAction::Resume).await,
+            Self::Restart(command) => command.run(session, RolloutAction::Restart).await,
         }
     }
 }
 
 /// Which objects a rollout command is about.
 #[derive(Debug, Args)]
-pub(super) struct Which {
+pub(super) struct RolloutTargets {
     /// TYPE NAME or TYPE/NAME
     resources: Vec<String>,
     #[command(flatten)]
     selection: FilesOrSelector,
 }
 
-impl Which {
+impl RolloutTargets {
     async fn targets(&self, session: &Session, all: bool) -> Result<Vec<Target>> {
         if self.resources.is_empty() && self.selection.files.is_empty() {
             bail!("required resource not specified");
@@ -83,7 +83,7 @@ impl Which {
 #[derive(Debug, Args)]
 pub(crate) struct Change {
     #[command(flatten)]
-    which: Which,
+    which: RolloutTargets,
     /// Name of the manager used to track field ownership
     #[arg(long, default_value = "kubectl-rollout", value_name = "NAME")]
     field_manager: String,
@@ -92,14 +92,14 @@ pub(crate) struct Change {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Deed {
+enum RolloutAction {
     Pause,
     Resume,
     Restart,
 }
 
 impl Change {
-    async fn run(self, session: &Session, deed: Deed) -> Result<()> {
+    async fn run(self, session: &Session, deed: RolloutAction) -> Result<()> {
         let report = Report::new(&self.print, DryRunMode::None)?;
         let query: Query = vec![("fieldManager", self.field_manager.clone())];
         let now = jiff::Timestamp::now()
@@ -122,22 +122,22 @@ impl Change {
     }
 }
 
-fn past(deed: Deed) -> &'static str {
+fn past(deed: RolloutAction) -> &'static str {
     match deed {
-        Deed::Pause => "paused",
-        Deed::Resume => "resumed",
-        Deed::Restart => "restarted",
+        RolloutAction::Pause => "paused",
+        RolloutAction::Resume => "resumed",
+        RolloutAction::Restart => "restarted",
     }
 }
 
 /// The patch, or why there is none.
-fn decide(target: &Target, object: &Value, deed: Deed, now: &str) -> Result<Value> {
+fn decide(target: &Target, object: &Value, deed: RolloutAction, now: &str) -> Result<Value> {
     let kind = target.resource.kind.as_str();
     let resource = target.resource.qualified_plural();
     let is_paused = object["spec"]["paused"] == true;
     match (deed, kind) {
-        (Deed::Pause | Deed::Resume, "Deployment") => {
-            let wants_pause = deed == Deed::Pause;
+        (RolloutAction::Pause | RolloutAction::Resume, "Deployment") => {
+            let wants_pause = deed == RolloutAction::Pause;
             if is_paused == wants_pause {
                 let state = if is_paused {
                     "already paused"
@@ -148,9 +148,9 @@ fn decide(target: &Target, object: &Value, deed: Deed, now: &str) -> Result<Valu
             }
             Ok(json!({"spec": {"paused": if wants_pause { json!(true) } else { Value::Null }}}))
         }
-        (Deed::Pause, _) => bail!("{resource} {:?} pausing is not supported", target.name),
-        (Deed::Resume, _) => bail!("{resource} {:?} resuming is not supported", target.name),
-        (Deed::Restart, "Deployment" | "DaemonSet" | "StatefulSet") => {
+        (RolloutAction::Pause, _) => bail!("{resource} {:?} pausing is not supported", target.name),
+        (RolloutAction::Resume, _) => bail!("{resource} {:?} resuming is not supported", target.name),
+        (RolloutAction::Restart, "Deployment" | "DaemonSet" | "StatefulSet") => {
             if is_paused {
                 bail!(
                     "{resource} {:?} can't restart paused deployment (run rollout resume first)",
@@ -160,6 +160,6 @@ fn decide(target: &Target, object: &Value, deed: Deed, now: &str) -> Result<Valu
             let annotations = json!({"kubectl.kubernetes.io/restartedAt": now});
             Ok(json!({"spec": {"template": {"metadata": {"annotations": annotations}}}}))
         }
-        (Deed::Restart, _) => bail!("{resource} {:?} restarting is not supported", target.name),
+        (RolloutAction::Restart, _) => bail!("{resource} {:?} restarting is not supported", target.name),
     }
 }

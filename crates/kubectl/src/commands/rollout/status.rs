@@ -11,13 +11,13 @@ use crate::{
     session::Session,
 };
 
-use super::Which;
+use super::RolloutTargets;
 
 /// Flags of `rollout status`.
 #[derive(Debug, Args)]
 pub(crate) struct Status {
     #[command(flatten)]
-    which: Which,
+    which: RolloutTargets,
     /// Watch the status of the rollout until it's done
     #[arg(short, long, default_value_t = true, action = clap::ArgAction::Set)]
     watch: bool,

@@ -30,12 +30,12 @@ use super::report::Report;
 #[derive(Debug, Args)]
 pub(crate) struct Set {
     #[command(subcommand)]
-    what: What,
+    what: SetCommand,
 }
 
 /// What can be set.
 #[derive(Debug, Subcommand)]
-enum What {
+enum SetCommand {
     /// Update environment variables on a pod template
     Env(env::Env),
     /// Update the image of a pod template
@@ -55,12 +55,12 @@ enum What {
 impl Set {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
         match self.what {
-            What::Env(command) => command.run(session).await,
-            What::Image(command) => command.run(session).await,
-            What::Resources(command) => command.run(session).await,
-            What::Selector(command) => command.run(session).await,
-            What::Serviceaccount(command) => command.run(session).await,
-            What::Subject(command) => command.run(session).await,
+            SetCommand::Env(command) => command.run(session).await,
+            SetCommand::Image(command) => command.run(session).await,
+            SetCommand::Resources(command) => command.run(session).await,
+            SetCommand::Selector(command) => command.run(session).await,
+            SetCommand::Serviceaccount(command) => command.run(session).await,
+            SetCommand::Subject(command) => command.run(session).await,
         }
     }
 }

@@ -23,7 +23,7 @@ use serde_json::Value;
 use super::arguments;
 use crate::{
     cluster::{Cluster, NodeInfo, Slot},
-    cycle::{Cycle, Dice, Failure},
+    cycle::{Cycle, SeededRng, Failure},
     devices::selectors::Selectors,
     framework::{
         BindResult, Plugin, Point, PostFilter, PreFilter,
@@ -147,7 +147,7 @@ impl Plugin for DynamicResources {
         cycle: &mut Cycle<'_>,
         cluster: &mut Cluster,
         failure: &Failure,
-        dice: &mut Dice,
+        dice: &mut SeededRng,
     ) -> Option<PostFilter> {
         let message = |text: &str, release| {
             Some(PostFilter::Message {

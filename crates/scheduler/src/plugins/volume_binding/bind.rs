@@ -12,7 +12,7 @@ use reconcile::storage::{
 };
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::find::{Found, Unbound};
+use super::find::{NodeVolumes, Unbound};
 use crate::{bindings::Bindings, pod::PodInfo};
 
 /// How often changes of other objects than claims (nodes, volumes, the pod itself) are checked.
@@ -26,7 +26,7 @@ pub(super) struct Binding<'a> {
     pub(crate) caches: &'a Bindings,
     pub(crate) pod: &'a PodInfo,
     pub(crate) node: &'a str,
-    pub(crate) found: &'a Found,
+    pub(crate) found: &'a NodeVolumes,
 }
 
 impl Binding<'_> {

@@ -31,7 +31,7 @@ pub(super) const GONE: &str =
 
 /// What a pod's claims need on a node.
 #[derive(Debug, Default)]
-pub(super) struct Wanted {
+pub(super) struct ClaimRequirements {
     /// Bound volumes.
     pub bound: Vec<Arc<PersistentVolume>>,
     /// Whether a claim is bound to a volume that does not exist.
@@ -55,14 +55,14 @@ pub(super) struct Unbound {
 
 /// The volumes for claims on a node.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Found {
+pub(super) struct NodeVolumes {
     /// Claims, and the volumes to bind them to.
     pub bindings: Vec<(Unbound, String)>,
     /// Claims to provision.
     pub provisions: Vec<Unbound>,
 }
 
-impl Found {
+impl NodeVolumes {
     /// Whether nothing has to be bound.
     pub(super) fn is_empty(&self) -> bool {
         self.bindings.is_empty() && self.provisions.is_empty()
@@ -71,16 +71,16 @@ impl Found {
 
 /// Volumes and nodes reserved by pods that are being bound, before the API shows them.
 #[derive(Debug, Default)]
-pub(super) struct Taken {
+pub(super) struct ReservedVolumes {
     /// Volumes, with their claims and the number of pods.
     volumes: HashMap<String, (Key, usize)>,
     /// Claims with their selected nodes and the number of pods.
     nodes: HashMap<Key, (String, usize)>,
 }
 
-impl Taken {
+impl ReservedVolumes {
     /// Reserves what was found for a pod.
-    pub(super) fn take(&mut self, found: &Found, node: &str) {
+    pub(super) fn take(&mut self, found: &NodeVolumes, node: &str) {
         for (claim, volume) in &found.bindings {
             let entry = self.volumes.entry(volume.clone());
             entry.or_insert_with(|| (claim.key.clone(), 0)).1 += 1;
@@ -92,7 +92,7 @@ impl Taken {
     }
 
     /// Releases a pod's reservations.
-    pub(super) fn give_back(&mut self, found: &Found) {
+    pub(super) fn give_back(&mut self, found: &NodeVolumes) {
         for (_, volume) in &found.bindings {
             if let Some((_, pods)) = self.volumes.get_mut(volume) {
                 *pods -= 1;
@@ -126,11 +126,11 @@ impl Taken {
 
 /// The volumes for the pod's claims on a node, or why it is not feasible.
 pub(super) fn find(
-    wanted: &Wanted,
+    wanted: &ClaimRequirements,
     cluster: &Cluster,
-    taken: &Taken,
+    taken: &ReservedVolumes,
     node: &NodeInfo,
-) -> Result<Found, Vec<&'static str>> {
+) -> Result<NodeVolumes, Vec<&'static str>> {
     let reaches = |volume: &Arc<PersistentVolume>| reaches(volume, &node.labels, &node.name);
     let mut reasons = Vec::new();
     if !wanted.bound.iter().all(reaches) {
@@ -139,7 +139,7 @@ pub(super) fn find(
     let found = bind_or_provision(&wanted.unbound, cluster, taken, node);
     let found = found.unwrap_or_else(|reason| {
         reasons.push(reason);
-        Found::default()
+        NodeVolumes::default()
     });
     if wanted.volume_gone {
         reasons.push(GONE);
@@ -154,10 +154,10 @@ pub(super) fn find(
 fn bind_or_provision(
     claims: &[Unbound],
     cluster: &Cluster,
-    taken: &Taken,
+    taken: &ReservedVolumes,
     node: &NodeInfo,
-) -> Result<Found, &'static str> {
-    let mut found = Found::default();
+) -> Result<NodeVolumes, &'static str> {
+    let mut found = NodeVolumes::default();
     let mut used: BTreeSet<&str> = taken.volumes.keys().map(String::as_str).collect();
     for claim in claims {
         if let Some(chosen) = taken.node_of(claim) {
@@ -185,7 +185,7 @@ fn bind_or_provision(
 fn volume_for<'a>(
     claim: &Unbound,
     claims: &'a Claims,
-    taken: &Taken,
+    taken: &ReservedVolumes,
     used: &BTreeSet<&str>,
     node: &NodeInfo,
 ) -> Result<Option<&'a str>, &'static str> {

@@ -28,7 +28,7 @@ use crate::{
     write::Writes,
 };
 use bind::Binding;
-use find::{Found, Taken, Unbound, Wanted, find, limit};
+use find::{NodeVolumes, ReservedVolumes, Unbound, ClaimRequirements, find, limit};
 
 /// The plugin's name.
 pub(crate) const NAME: &str = "VolumeBinding";
@@ -57,9 +57,9 @@ pub(super) struct VolumeBinding {
 
 #[derive(Default)]
 struct Reserved {
-    taken: Taken,
+    taken: ReservedVolumes,
     /// Each pod's reservations, by uid.
-    pods: HashMap<Arc<str>, Found>,
+    pods: HashMap<Arc<str>, NodeVolumes>,
 }
 
 impl Reserved {
@@ -82,15 +82,15 @@ pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     }))
 }
 
-impl State for Wanted {
+impl State for ClaimRequirements {
     fn as_any(&self) -> &dyn Any {
         self
     }
 }
 
 /// What the claims need, or why the pod cannot be scheduled.
-fn find_claims(pod: &PodInfo, cluster: &Cluster) -> Result<Wanted, Cow<'static, str>> {
-    let (mut wanted, mut is_unbound) = (Wanted::default(), false);
+fn find_claims(pod: &PodInfo, cluster: &Cluster) -> Result<ClaimRequirements, Cow<'static, str>> {
+    let (mut wanted, mut is_unbound) = (ClaimRequirements::default(), false);
     for claimed in &pod.template.claims {
         let name = pod.claim_name(claimed);
         let ephemeral = matches!(claimed, VolumeClaim::Ephemeral(_));
@@ -177,7 +177,7 @@ impl Plugin for VolumeBinding {
     }
 
     fn filter(&self, _: &PodInfo, cluster: &Cluster, state: &dyn Any, candidates: &mut Candidates) {
-        let Some(wanted) = state.downcast_ref::<Wanted>() else {
+        let Some(wanted) = state.downcast_ref::<ClaimRequirements>() else {
             return;
         };
         let reserved = self.reserved.lock();
