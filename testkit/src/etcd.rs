@@ -87,7 +87,7 @@ impl Etcd {
             .args(["--peer-trusted-ca-file", &self.file("ca")])
             .args(["--peer-cert-file", &self.file("crt")])
             .args(["--peer-key-file", &self.file("key")])
-            .arg("--peer-client-cert-auth")
+            .args(["--peer-client-cert-auth", "--pre-vote"])
             .stdout(log.try_clone().expect("a log file"))
             .stderr(log);
         let process = command

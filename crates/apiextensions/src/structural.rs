@@ -158,7 +158,9 @@ impl Schema {
             match (self.properties.get(key.as_str()), &self.others) {
                 (Some(schema), _) => schema.prune(value, &at, unknown),
                 (None, AdditionalProperties::Of(schema)) => schema.prune(value, &at, unknown),
-                (None, AdditionalProperties::Any | AdditionalProperties::Never) if !self.keeps_unknown => {
+                (None, AdditionalProperties::Any | AdditionalProperties::Never)
+                    if !self.keeps_unknown =>
+                {
                     prune_all(value, &at, unknown);
                 }
                 (None, _) if lost => {

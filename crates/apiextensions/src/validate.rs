@@ -174,7 +174,12 @@ impl Complaint {
 }
 
 /// Validates the value of a field or item; `was` is its old value, if known.
-fn check(schema: &Schema, value: View<'_>, was: Option<CorrelatedValue<'_>>, path: &str) -> ValidationResult {
+fn check(
+    schema: &Schema,
+    value: View<'_>,
+    was: Option<CorrelatedValue<'_>>,
+    path: &str,
+) -> ValidationResult {
     let mut found = check_value(schema, value, was.as_ref(), path);
     if !found.is_valid() && was.is_some_and(|was| was.is_same()) {
         found.complaints.clear();
@@ -182,7 +187,12 @@ fn check(schema: &Schema, value: View<'_>, was: Option<CorrelatedValue<'_>>, pat
     found
 }
 
-fn check_value(schema: &Schema, value: View<'_>, was: Option<&CorrelatedValue<'_>>, path: &str) -> ValidationResult {
+fn check_value(
+    schema: &Schema,
+    value: View<'_>,
+    was: Option<&CorrelatedValue<'_>>,
+    path: &str,
+) -> ValidationResult {
     let mut found = ValidationResult::default();
     let limits = &schema.limits;
     if let View::Null = value {
@@ -406,7 +416,11 @@ fn check_combinations(
 
 /// Tries subschemas until one matches, or all of them: returns how many match, and the first match
 /// or the best mismatch.
-fn best(parts: &[Schema], part: &dyn Fn(&Schema) -> ValidationResult, all: bool) -> (usize, Option<ValidationResult>) {
+fn best(
+    parts: &[Schema],
+    part: &dyn Fn(&Schema) -> ValidationResult,
+    all: bool,
+) -> (usize, Option<ValidationResult>) {
     let mut right = 0;
     let mut kept: Option<ValidationResult> = None;
     for one in parts {

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use aggregator::{ApiServices, Backend, ApiServiceSnapshot, Priorities};
+use aggregator::{ApiServiceSnapshot, ApiServices, Backend, Priorities};
 use apiextensions::versions::priority;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};

@@ -54,8 +54,8 @@ pub use config::{AccessOptions, Config, Error, Limits};
 pub use identity::VERSION_ANNOTATION;
 pub use local::LocalService;
 pub use registry::{
-    Draft, Encryption, NameSuffixes, Header, ObjectCodec, RandomNameSuffixes, Reader, Registry, Resource,
-    Store, Stored,
+    Draft, Encryption, Header, NameSuffixes, ObjectCodec, RandomNameSuffixes, Reader, Registry,
+    Resource, Store, Stored,
 };
 pub use request::{Body, RequestInfo, ResourceRequest, User};
 pub use server::{ApiServer, Diagnose};

@@ -161,7 +161,11 @@ const STREAMED: &str =
 /// Negotiates by Accept: the client's preferred alternative that can be served. `protobuf` says
 /// whether the kind can be encoded so. Upstream's router for built-in kinds knows media types by
 /// exact name only; `many` adds the streaming types of lists and watches.
-pub(crate) fn wanted(headers: &HeaderMap, protobuf: bool, many: bool) -> Result<NegotiatedForm, Status> {
+pub(crate) fn wanted(
+    headers: &HeaderMap,
+    protobuf: bool,
+    many: bool,
+) -> Result<NegotiatedForm, Status> {
     let mut all = headers.get_all(header::ACCEPT).into_iter();
     if let (Some(only), None) = (all.next(), all.next())
         && only == "application/json"
@@ -243,7 +247,11 @@ pub(crate) fn of_status(accept: Option<&HeaderValue>) -> Option<Encoding> {
 }
 
 /// Rejects list metadata for a single object, and the other way around.
-pub(crate) fn check_list(wanted: NegotiatedForm, list: bool, resource: &Resource) -> Result<(), Status> {
+pub(crate) fn check_list(
+    wanted: NegotiatedForm,
+    list: bool,
+    resource: &Resource,
+) -> Result<(), Status> {
     let Shape::Metadata { of_list } = wanted.shape else {
         return Ok(());
     };

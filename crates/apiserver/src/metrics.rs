@@ -18,7 +18,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-pub(crate) use self::access::{Access, Decided, AuthenticationResult};
+pub(crate) use self::access::{Access, AuthenticationResult, Decided};
 use crate::{
     admission::{Timing, WebhookMetrics, policy},
     sending::Budget,

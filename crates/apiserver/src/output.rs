@@ -13,7 +13,7 @@ use machinery::{
 use crate::{
     Body, Resource, Stored,
     audit::Ticket,
-    media::{self, Encoding, Shape, NegotiatedForm},
+    media::{self, Encoding, NegotiatedForm, Shape},
     query::Query,
     respond,
 };
@@ -58,7 +58,12 @@ pub(crate) fn check_include(query: &Query) -> Result<(), Status> {
 }
 
 impl Output {
-    pub(crate) fn new(resource: Arc<Resource>, wanted: NegotiatedForm, query: &Query, now: i64) -> Self {
+    pub(crate) fn new(
+        resource: Arc<Resource>,
+        wanted: NegotiatedForm,
+        query: &Query,
+        now: i64,
+    ) -> Self {
         let include = match query.get("includeObject") {
             Some("None") => Include::None,
             Some("Object") => Include::Object,

@@ -36,8 +36,7 @@ const fn gap(
     }
 }
 
-const DEVICES: &str =
-    "devices are allocated, but nodes have no drivers for them yet; pods that use them do not start";
+const DEVICES: &str = "devices are allocated, but nodes have no drivers for them yet; pods that use them do not start";
 
 const GAPS: &[UnenforcedField] = &[
     gap("resource.k8s.io", "resourceclaims", "", any, DEVICES),

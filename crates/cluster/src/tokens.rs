@@ -163,7 +163,11 @@ pub async fn list(client: &kube::Client) -> Result<Vec<TokenInfo>, Error> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let only = ListParams::default().fields(&format!("type={TYPE}"));
     let listed = secrets.list(&only).await?;
-    Ok(listed.items.iter().filter_map(TokenInfo::from_secret).collect())
+    Ok(listed
+        .items
+        .iter()
+        .filter_map(TokenInfo::from_secret)
+        .collect())
 }
 
 /// Deletes a token by its id, or by the complete token.

@@ -151,7 +151,9 @@ fn decide(taints: &[Taint], tolerations: &[Toleration]) -> EvictionDecision {
     match shortest {
         None => EvictionDecision::Stay,
         Some(seconds) => match u64::try_from(seconds) {
-            Ok(seconds) if seconds > 0 => EvictionDecision::LeaveAfter(Duration::from_secs(seconds)),
+            Ok(seconds) if seconds > 0 => {
+                EvictionDecision::LeaveAfter(Duration::from_secs(seconds))
+            }
             _ => EvictionDecision::Leave,
         },
     }
@@ -251,12 +253,24 @@ mod tests {
     fn a_pod_stays_leaves_or_leaves_later_by_its_tolerations() {
         let lost = [taint("lost")];
         assert_eq!(decide(&lost, &[]), EvictionDecision::Leave);
-        assert_eq!(decide(&lost, &[toleration("other", None)]), EvictionDecision::Leave);
-        assert_eq!(decide(&lost, &[toleration("lost", None)]), EvictionDecision::Stay);
+        assert_eq!(
+            decide(&lost, &[toleration("other", None)]),
+            EvictionDecision::Leave
+        );
+        assert_eq!(
+            decide(&lost, &[toleration("lost", None)]),
+            EvictionDecision::Stay
+        );
         let later = EvictionDecision::LeaveAfter(Duration::from_secs(300));
         assert_eq!(decide(&lost, &[toleration("lost", Some(300))]), later);
-        assert_eq!(decide(&lost, &[toleration("lost", Some(0))]), EvictionDecision::Leave);
-        assert_eq!(decide(&lost, &[toleration("lost", Some(-5))]), EvictionDecision::Leave);
+        assert_eq!(
+            decide(&lost, &[toleration("lost", Some(0))]),
+            EvictionDecision::Leave
+        );
+        assert_eq!(
+            decide(&lost, &[toleration("lost", Some(-5))]),
+            EvictionDecision::Leave
+        );
         assert_eq!(decide(&[], &[]), EvictionDecision::Stay);
     }
 

@@ -320,7 +320,9 @@ mod tests {
     }
 
     fn ttl(found: &CacheLookup) -> Option<u32> {
-        let (CacheLookup::Fresh(bytes) | CacheLookup::Ending(bytes) | CacheLookup::Stale(bytes)) = found else {
+        let (CacheLookup::Fresh(bytes) | CacheLookup::Ending(bytes) | CacheLookup::Stale(bytes)) =
+            found
+        else {
             return None;
         };
         let message = Message::from_vec(bytes).unwrap();

@@ -22,7 +22,7 @@ use crate::{
     answers::{Answers, Arrival, Resolved},
     chain::{Block, Chain},
     cluster::Cluster,
-    memo::{MemoEntry, Memo, Outcome, Template},
+    memo::{Memo, MemoEntry, Outcome, Template},
     metrics::{Labels, Tally},
     reply::{self, Step, Transport, encode},
     wire::{self, Plain},

@@ -24,7 +24,7 @@ use crate::{
     answers::Answers,
     chain::Chain,
     cluster::{Cluster, SETTINGS},
-    corefile::{self, Parsed, ParseContext},
+    corefile::{self, ParseContext, Parsed},
     datagrams,
     metrics::Metrics,
     page,

@@ -140,7 +140,9 @@ impl Upstream {
             None => CacheLookup::Nothing,
         };
         match &found {
-            CacheLookup::Fresh(bytes) | CacheLookup::Ending(bytes) => self.resolvers.metrics.hit(bytes),
+            CacheLookup::Fresh(bytes) | CacheLookup::Ending(bytes) => {
+                self.resolvers.metrics.hit(bytes)
+            }
             CacheLookup::Stale(_) | CacheLookup::Nothing => self.resolvers.metrics.missed(),
         }
         let renew = matches!(found, CacheLookup::Ending(_));
@@ -165,7 +167,9 @@ impl Upstream {
         let bytes = request.to_vec().unwrap_or_default();
         if let Some(question) = wire::plain(&bytes) {
             let key = key(&question, transport);
-            let renewed = self.share(key, &ForwardRequest { request, transport }).await;
+            let renewed = self
+                .share(key, &ForwardRequest { request, transport })
+                .await;
             if let Err(code) = renewed {
                 debug!(%code, "prefetch failed");
             }

@@ -224,7 +224,12 @@ impl Zone {
 
     /// The targets of a Service's name: the Service itself, or each published endpoint of a
     /// headless one.
-    fn backends(&self, cluster: &Cluster, asked: &ServiceQuestion<'_>, service: &Service) -> Vec<Backend> {
+    fn backends(
+        &self,
+        cluster: &Cluster,
+        asked: &ServiceQuestion<'_>,
+        service: &Service,
+    ) -> Vec<Backend> {
         let own = self.below(&[asked.service, asked.namespace, "svc"]);
         if !is_headless(service) {
             let ips = cluster_ips(service);
@@ -272,7 +277,12 @@ impl Zone {
         backends
     }
 
-    fn service_itself(&self, asked: &ServiceQuestion<'_>, service: &Service, backends: &[Backend]) -> Answer {
+    fn service_itself(
+        &self,
+        asked: &ServiceQuestion<'_>,
+        service: &Service,
+        backends: &[Backend],
+    ) -> Answer {
         if asked.kind == RecordType::SRV {
             let wanted: Vec<(String, String)> = ports(service)
                 .map(|port| (port.name.clone().unwrap_or_default(), protocol_of(port)))

@@ -8,7 +8,7 @@ use dns::{
     chain::Chain,
     cluster::Cluster,
     corefile,
-    memo::{MemoEntry, Memo, Outcome, Template},
+    memo::{Memo, MemoEntry, Outcome, Template},
     reply::{self, Step, encode},
     wire,
 };
@@ -360,7 +360,8 @@ async fn a_remembered_reply_is_the_one_that_would_be_made() {
                 let Step::Send(made) = step else { panic!() };
                 let made = encode(made, limit).unwrap();
                 let mut written = Vec::new();
-                if let Some(MemoEntry::Written) = memo.find(&bytes, &question, limit, &mut written) {
+                if let Some(MemoEntry::Written) = memo.find(&bytes, &question, limit, &mut written)
+                {
                     // Another case of the name compresses differently.
                     let [written, made] = [&written, &made].map(|bytes| Message::from_vec(bytes));
                     assert_eq!(written.unwrap(), made.unwrap(), "{message}");

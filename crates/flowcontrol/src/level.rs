@@ -13,7 +13,9 @@ use tokio::sync::oneshot;
 
 use super::{
     demand::DemandStats,
-    queues::{Arrival, Counts, QueueCounts, QueuePosition, Queues, Queuing, Refusal, OccupiedSeats},
+    queues::{
+        Arrival, Counts, OccupiedSeats, QueueCounts, QueuePosition, Queues, Queuing, Refusal,
+    },
     retry::RetryAfter,
     table::Schema,
 };

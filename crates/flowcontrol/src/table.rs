@@ -155,15 +155,18 @@ impl Levels {
         }
         for spec in wanted {
             let is_exempt = spec.response == Response::Exempt;
-            let kept = self.kept.entry(spec.name.clone()).or_insert_with(|| LevelState {
-                level: Arc::new(Level::new(&spec.name, is_exempt)),
-                share: spec.share,
-                queuing: None,
-                bounds: Bounds::default(),
-                seen: DemandStats::default(),
-                current: 0,
-                is_leaving: false,
-            });
+            let kept = self
+                .kept
+                .entry(spec.name.clone())
+                .or_insert_with(|| LevelState {
+                    level: Arc::new(Level::new(&spec.name, is_exempt)),
+                    share: spec.share,
+                    queuing: None,
+                    bounds: Bounds::default(),
+                    seen: DemandStats::default(),
+                    current: 0,
+                    is_leaving: false,
+                });
             kept.is_leaving = false;
             kept.share = spec.share;
             kept.queuing = match spec.response {
@@ -185,7 +188,8 @@ impl Levels {
             kept.seen = kept.level.take_demand(&kept.seen);
             self.figures.level(name, kept.bounds);
         }
-        let levels: Vec<limits::Level> = self.kept.values().map(LevelState::for_adjustment).collect();
+        let levels: Vec<limits::Level> =
+            self.kept.values().map(LevelState::for_adjustment).collect();
         let adjusted = limits::adjust(&levels);
         self.figures.fair(adjusted.fair);
         let results = adjusted.limits.iter().zip(&adjusted.targets);

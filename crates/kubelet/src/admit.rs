@@ -107,7 +107,11 @@ pub enum AdmitResult {
 
 impl Admitted {
     /// Decides about a pod. An admitted pod's requests count from then on.
-    pub fn admit(&self, pod: &Arc<Pod>, view: &NodeView) -> std::result::Result<AdmitResult, Refusal> {
+    pub fn admit(
+        &self,
+        pod: &Arc<Pod>,
+        view: &NodeView,
+    ) -> std::result::Result<AdmitResult, Refusal> {
         let mut state = self.state.lock();
         let uid = spec::uid(pod);
         let others = state.others(uid);
@@ -567,7 +571,10 @@ mod tests {
         };
         let admitted = Admitted::default();
         for name in ["a", "b"] {
-            assert_eq!(decide(&admitted, &asking(name, "900m")), Ok(AdmitResult::Here));
+            assert_eq!(
+                decide(&admitted, &asking(name, "900m")),
+                Ok(AdmitResult::Here)
+            );
         }
         assert_eq!(*admitted.burstable().borrow(), 1800);
         let wanted = critical("c", "1");
@@ -577,7 +584,10 @@ mod tests {
         assert_eq!(victims.len(), 1);
         // Until the victim is gone no other is picked, and its resources are taken by the waiting
         // pod.
-        assert_eq!(decide(&admitted, &wanted), Ok(AdmitResult::After(Vec::new())));
+        assert_eq!(
+            decide(&admitted, &wanted),
+            Ok(AdmitResult::After(Vec::new()))
+        );
         assert_eq!(admitted.release(spec::uid(&victims[0])), ["c"]);
         assert!(decide(&admitted, &asking("d", "500m")).is_err());
         assert_eq!(decide(&admitted, &wanted), Ok(AdmitResult::Here));

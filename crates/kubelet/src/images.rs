@@ -96,7 +96,11 @@ impl<'a> RequiredImage<'a> {
 }
 
 /// Makes sure that an image is present.
-pub(crate) async fn ensure(core: &Core, pod: &Pod, wanted: RequiredImage<'_>) -> Result<Image, NoImage> {
+pub(crate) async fn ensure(
+    core: &Core,
+    pod: &Pod,
+    wanted: RequiredImage<'_>,
+) -> Result<Image, NoImage> {
     let name = wanted.image.unwrap_or_default().to_owned();
     if name.is_empty() {
         return Err(refused(

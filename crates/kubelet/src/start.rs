@@ -111,7 +111,8 @@ async fn all_images(
         if let Some(source) = &volume.image
             && mounts.any(|mount| mount.name == volume.name)
         {
-            let image = images::ensure(core, pod, RequiredImage::mounted_by(container, source)).await?;
+            let image =
+                images::ensure(core, pod, RequiredImage::mounted_by(container, source)).await?;
             mounted.insert(volume.name.clone(), image.spec);
         }
     }

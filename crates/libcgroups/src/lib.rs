@@ -21,5 +21,5 @@ pub mod v2;
 
 pub use group::Cgroup;
 pub use hierarchies::Hierarchies;
-pub use pressure::{Pressure, Stalled, PressureResource};
+pub use pressure::{Pressure, PressureResource, Stalled};
 pub use usage::Usage;

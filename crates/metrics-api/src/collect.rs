@@ -185,7 +185,12 @@ async fn at(due: Option<Instant>) {
     }
 }
 
-async fn ask(reader: Reader, fetch: Arc<dyn Fetch>, clock: Arc<dyn Clock>, node: String) -> ScrapeResult {
+async fn ask(
+    reader: Reader,
+    fetch: Arc<dyn Fetch>,
+    clock: Arc<dyn Clock>,
+    node: String,
+) -> ScrapeResult {
     let page = async {
         let found = reader.get("", "nodes", "", &node).await;
         let found = found.map_err(|status| status.to_string())?;

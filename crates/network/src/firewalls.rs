@@ -22,7 +22,11 @@ struct ForeignChain {
 const FORWARD: &[&str] = &["iifname", "oifname"];
 const INPUT: &[&str] = &["iifname"];
 
-const fn place(table: &'static str, chain: &'static str, links: &'static [&'static str]) -> ForeignChain {
+const fn place(
+    table: &'static str,
+    chain: &'static str,
+    links: &'static [&'static str],
+) -> ForeignChain {
     ForeignChain {
         table,
         chain,

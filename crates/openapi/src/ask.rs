@@ -12,7 +12,7 @@ use super::{
     Documents, Remote, by_place, custom_hash,
     descriptions::Descriptions,
     document::{self, Maker},
-    documents::{Form, EncodedDocument, Index, Named, Sources},
+    documents::{EncodedDocument, Form, Index, Named, Sources},
     hash, members, older,
     packed::{self, Packed},
     upgrade, url,

@@ -96,7 +96,13 @@ impl Documents {
     }
 
     /// Caches a document, or only its hash.
-    pub(super) fn put(&self, place: &str, of: &Sources, value: &Value, named: Named<'_>) -> EncodedDocument {
+    pub(super) fn put(
+        &self,
+        place: &str,
+        of: &Sources,
+        value: &Value,
+        named: Named<'_>,
+    ) -> EncodedDocument {
         let text = value.to_string();
         let hash = match named.hash {
             Some(hash) => hash.to_owned(),

@@ -366,7 +366,13 @@ impl<'a> ResourcePaths<'a> {
         }
     }
 
-    fn connect(&self, method: &'static str, path: &str, sub: &SubresourcePaths<'_>, suffix: &str) -> Operation {
+    fn connect(
+        &self,
+        method: &'static str,
+        path: &str,
+        sub: &SubresourcePaths<'_>,
+        suffix: &str,
+    ) -> Operation {
         let scope = if self.namespaced { "Namespaced" } else { "" };
         let upper = method.to_uppercase();
         let (kind, name) = (self.kind, sub.name);

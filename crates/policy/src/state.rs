@@ -14,7 +14,7 @@ use network::{Protocol, nft::Batch};
 
 use crate::{
     policy::{Direction, Key, Labels, Policy},
-    rules::{NamedSet, Compiled, FAMILIES, Family, compile, short_hash},
+    rules::{Compiled, FAMILIES, Family, NamedSet, compile, short_hash},
     table::{Chain, Table},
 };
 

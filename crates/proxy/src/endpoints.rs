@@ -111,7 +111,12 @@ pub fn local_addresses(slices: &[&EndpointSlice], node: &str) -> BTreeSet<String
 
 type Candidates = BTreeMap<(IpAddr, u16), Candidate>;
 
-fn collect(slice: &EndpointSlice, wanted: EndpointQuery<'_>, place: &NodeTopology, into: &mut Candidates) {
+fn collect(
+    slice: &EndpointSlice,
+    wanted: EndpointQuery<'_>,
+    place: &NodeTopology,
+    into: &mut Candidates,
+) {
     if slice.address_type != if wanted.v4 { "IPv4" } else { "IPv6" } {
         return;
     }

@@ -8,7 +8,7 @@ use k8s_openapi::api::{
 };
 use network::{IpNet, Protocol};
 
-use crate::endpoints::{Chosen, NodeTopology, EndpointQuery, choose};
+use crate::endpoints::{Chosen, EndpointQuery, NodeTopology, choose};
 
 /// Services with this label, whatever its value, are served by another proxy.
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";

@@ -240,7 +240,10 @@ mod tests {
         let object = machinery::json::from_str(json).unwrap();
         let encoded = machinery::encode::object(schema, &object);
         assert_eq!(encoded.bytes, json.as_bytes());
-        assert_eq!(ObjectOffsets::from_encoded(&encoded), places(&encoded.bytes).ok());
+        assert_eq!(
+            ObjectOffsets::from_encoded(&encoded),
+            places(&encoded.bytes).ok()
+        );
         let nothing = machinery::encode::object(None, &machinery::Object::new());
         assert_eq!(ObjectOffsets::from_encoded(&nothing), None);
     }

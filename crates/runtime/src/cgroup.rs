@@ -1,3 +1,3 @@
 //! Re-exports the crate `libcgroups`, which libcontainer uses, too.
 
-pub(crate) use libcgroups::{Cgroup, Hierarchies, Pressure, Stalled, Usage, PressureResource};
+pub(crate) use libcgroups::{Cgroup, Hierarchies, Pressure, PressureResource, Stalled, Usage};

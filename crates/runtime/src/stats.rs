@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cgroup::{Cgroup, Pressure, Stalled, Usage, PressureResource},
+    cgroup::{Cgroup, Pressure, PressureResource, Stalled, Usage},
     container::Container,
     engine::Engine,
     error::{Error, Result},

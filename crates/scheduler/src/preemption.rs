@@ -13,7 +13,7 @@ use reconcile::Selector;
 
 use crate::{
     cluster::{Cluster, Slot},
-    cycle::{Cycle, SeededRng, Failure},
+    cycle::{Cycle, Failure, SeededRng},
     extender,
     framework::{
         PostFilter,

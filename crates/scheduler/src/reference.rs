@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     cluster::{Cluster, NodeInfo},
-    cycle::{Cycle, SeededRng, Outcome, Scheduling},
+    cycle::{Cycle, Outcome, Scheduling, SeededRng},
     framework::{BEST, candidates::Candidates, profile::Profile},
     matching::{Labels, Namespaces},
     plugins,

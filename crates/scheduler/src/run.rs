@@ -18,7 +18,7 @@ use crate::{
     Diagnoses, Diagnosis,
     bindings::{Bindings, Changes},
     cluster::{Cluster, NodeInfo, Slot},
-    cycle::{Failure, Outcome, Scheduling, ExtensionPointDurations},
+    cycle::{ExtensionPointDurations, Failure, Outcome, Scheduling},
     diagnosis::{self, Question},
     extender::{self, Extenders},
     framework::{Permit, Plugin, Point, event::Event, profile::Profile},

@@ -3,8 +3,8 @@
 use client::kube;
 
 use crate::{
-    Answer, Error, Result, access::Access, claim, connection::ConnectionQuery, ingress, namespace, node, pod,
-    service, workload,
+    Answer, Error, Result, access::Access, claim, connection::ConnectionQuery, ingress, namespace,
+    node, pod, service, workload,
 };
 
 /// One question.

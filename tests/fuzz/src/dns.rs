@@ -6,7 +6,7 @@ use dns::{
     chain::Chain,
     cluster::Cluster,
     corefile,
-    memo::{MemoEntry, Memo, Outcome, Template},
+    memo::{Memo, MemoEntry, Outcome, Template},
     reply::{self, Step, encode},
     wire,
 };

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use cluster::{
     Options, agent,
-    tokens::{self, TokenInfo, NewToken},
+    tokens::{self, NewToken, TokenInfo},
 };
 use jiff::SignedDuration;
 

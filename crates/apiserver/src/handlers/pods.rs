@@ -53,7 +53,12 @@ pub(crate) async fn bind_named(request: Request) -> Answer {
     give_node(request, write, binding, BindingPath::Bindings).await
 }
 
-async fn give_node(request: Request, mut write: Write, binding: Decoded, road: BindingPath) -> Answer {
+async fn give_node(
+    request: Request,
+    mut write: Write,
+    binding: Decoded,
+    road: BindingPath,
+) -> Answer {
     let Decoded {
         object: mut binding,
         warnings,

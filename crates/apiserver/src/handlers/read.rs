@@ -196,7 +196,12 @@ pub(crate) async fn list(request: Request, resource: Arc<Resource>) -> Answer {
     let selection = Selection::from_request(&resource, &request)?;
     let paging = Paging::parse(&request.query)?;
     let page = page(&request, &resource, namespace, &selection, paging).await?;
-    if request.parts.extensions.get::<feed::WantsObjects>().is_some() {
+    if request
+        .parts
+        .extensions
+        .get::<feed::WantsObjects>()
+        .is_some()
+    {
         return Ok(fed(&output, page));
     }
     let held = page.objects.len() * size_of::<Arc<Stored>>();

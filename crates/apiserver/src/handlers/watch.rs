@@ -153,7 +153,12 @@ pub(crate) async fn watch(mut request: Request, resource: Arc<Resource>) -> Answ
     } else {
         respond::JSON
     };
-    if request.parts.extensions.get::<feed::WantsObjects>().is_some() {
+    if request
+        .parts
+        .extensions
+        .get::<feed::WantsObjects>()
+        .is_some()
+    {
         let stream = begin::<Objects>(&request, &output, selection, options).await;
         let mut response = respond::bytes(StatusCode::OK, media, Bytes::new());
         response.extensions_mut().insert(feed::Changes::new(stream));

@@ -24,7 +24,7 @@ use crate::{
     admission::Peer,
     audit::{self, Ticket},
     authn, media,
-    metrics::{RequestLabels, Counted},
+    metrics::{Counted, RequestLabels},
     query::Query,
     respond,
     write::Fence,

@@ -7,7 +7,7 @@
 //! is.
 //!
 //! A client that reads nothing for [`Limits::stall`](crate::Limits) is cut off: on HTTP/1.1 its
-//! connection is closed ([`Patient`]), on HTTP/2 its stream is reset ([`watched`]). When the budget
+//! connection is closed ([`StallTimeout`]), on HTTP/2 its stream is reset ([`watched`]). When the budget
 //! is used up, pieces wait, and clients that have read nothing for a fifteenth of that time are cut
 //! off. Streams into containers, logs and proxies are endless and may pause; they are cut off only
 //! in the second case.

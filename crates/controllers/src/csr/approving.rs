@@ -170,7 +170,11 @@ impl Approver {
     }
 
     /// Fails with the reason why a serving certificate needs manual approval.
-    fn check_serving(&self, csr: &CertificateSigningRequest, request: &RequestedCertificate) -> Result<(), String> {
+    fn check_serving(
+        &self,
+        csr: &CertificateSigningRequest,
+        request: &RequestedCertificate,
+    ) -> Result<(), String> {
         let config = &self.shared.config;
         let authority = config.authority.as_ref().ok_or("no signer is configured")?;
         let names = authority.0.names();

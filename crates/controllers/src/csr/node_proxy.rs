@@ -36,7 +36,12 @@ pub(super) fn check(request: &RequestedCertificate, usages: &[&str]) -> Result<(
 }
 
 /// Whether a node requests its own certificate.
-pub(super) fn is_own(author: &str, groups: &[String], request: &RequestedCertificate, usages: &[&str]) -> bool {
+pub(super) fn is_own(
+    author: &str,
+    groups: &[String],
+    request: &RequestedCertificate,
+    usages: &[&str],
+) -> bool {
     let node = author.strip_prefix(NODE_PREFIX);
     check(request, usages).is_ok()
         && groups.iter().any(|group| group == "system:nodes")

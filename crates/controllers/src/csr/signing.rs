@@ -12,7 +12,7 @@ use k8s_openapi::{
 };
 use pki::{
     Pki,
-    csr::{Request, Usages, RequestedCertificate},
+    csr::{Request, RequestedCertificate, Usages},
 };
 use reconcile::{Action, Controller, Error, Key};
 
@@ -52,7 +52,10 @@ pub fn start(shared: &Arc<Shared>) {
 }
 
 /// Validates a request for its signer; `None` if the signer is not ours.
-fn check(csr: &CertificateSigningRequest, request: &RequestedCertificate) -> Option<Result<(), String>> {
+fn check(
+    csr: &CertificateSigningRequest,
+    request: &RequestedCertificate,
+) -> Option<Result<(), String>> {
     let usages = usages(csr);
     match csr.spec.signer_name.as_str() {
         CLIENT => Some(is_client(&usages)),

@@ -16,7 +16,7 @@ use reconcile::{
     },
 };
 
-use super::decision::{Change, Decision, Event, ClusterView, mark_migrated, migrated};
+use super::decision::{Change, ClusterView, Decision, Event, mark_migrated, migrated};
 
 const PRE_RESIZE_CAPACITY: &str = "volume.alpha.kubernetes.io/pre-resize-capacity";
 

@@ -29,7 +29,7 @@ use crate::{
     pods::is_terminal,
     shared::{CLAIM, Shared, UNBOUND, candidate_key, claimed_key},
 };
-use decision::{Change, Decision, ClusterView};
+use decision::{Change, ClusterView, Decision};
 
 /// The name in [`crate::ALL`].
 pub const NAME: &str = "persistentvolume-binder";

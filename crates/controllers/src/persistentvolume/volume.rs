@@ -9,7 +9,7 @@ use reconcile::{
     },
 };
 
-use super::decision::{Change, Decision, Event, MIGRATED_TO, ClusterView, mark_migrated, migrated};
+use super::decision::{Change, ClusterView, Decision, Event, MIGRATED_TO, mark_migrated, migrated};
 
 /// Decides about a volume; `is_confirmed` if the API server confirmed that its claim is gone.
 pub(super) fn decide(

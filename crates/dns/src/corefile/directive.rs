@@ -8,8 +8,8 @@ use hickory_proto::{
 };
 
 use super::{
-    Cache, Forward, CacheSettings, Kubernetes, LogClasses, Policy, Preference, Resolver, Server,
-    ParseContext, Template, rewriting,
+    Cache, CacheSettings, Forward, Kubernetes, LogClasses, ParseContext, Policy, Preference,
+    Resolver, Server, Template, rewriting,
     syntax::{Line, SyntaxError},
 };
 use crate::hosts::Hosts;

@@ -47,7 +47,7 @@ pub(crate) struct Delete {
     dry_run: DryRun,
 }
 
-/// DeleteFlags objects are deleted; `replace` and `apply` have these flags too.
+/// How objects are deleted; `replace` and `apply` have these flags too.
 #[derive(Debug, Clone, Args)]
 pub(super) struct DeleteFlags {
     /// background, orphan or foreground: what happens to dependents
@@ -62,7 +62,7 @@ pub(super) struct DeleteFlags {
     /// Wait for the objects to be gone before returning; only delete does by default
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     wait: Option<bool>,
-    /// DeleteFlags long to wait before giving up on a delete; 0 is as long as it takes
+    /// How long to wait before giving up on a delete; 0 is as long as it takes
     #[arg(long, default_value = "0s")]
     timeout: String,
 }

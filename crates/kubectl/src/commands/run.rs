@@ -17,7 +17,7 @@ use crate::{
 
 use super::{
     create::{create_object, pairs},
-    delete::{How, say_deleted},
+    delete::{DeleteFlags, say_deleted},
     expose::overridden,
     report::Report,
     wait,
@@ -77,7 +77,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "KEYS", default_value = crate::detach::DEFAULT)]
     detach_keys: String,
     #[command(flatten)]
-    how: How,
+    how: DeleteFlags,
     // As in upstream these flags are accepted and have no effect.
     #[allow(dead_code)]
     #[command(flatten)]

@@ -180,7 +180,8 @@ impl Manager {
 
 /// Pods that have not ended.
 fn active_pods(core: &Core) -> Vec<PublishedPod> {
-    let ended = |seen: &PublishedPod| matches!(seen.status.phase.as_deref(), Some("Succeeded" | "Failed"));
+    let ended =
+        |seen: &PublishedPod| matches!(seen.status.phase.as_deref(), Some("Succeeded" | "Failed"));
     let all = core.registry.pods().into_iter();
     all.filter(|seen| !ended(seen)).collect()
 }

@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 use tracing::{debug, warn};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::{KubeletRequest, Body, text};
+use super::{Body, KubeletRequest, text};
 use crate::{
     Config,
     configuration::{AuthenticationWebhook, AuthorizationWebhook},

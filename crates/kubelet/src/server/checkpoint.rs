@@ -4,7 +4,7 @@
 use cri::v1;
 use http::{Response, StatusCode};
 
-use super::{KubeletRequest, Body, containers, json, text};
+use super::{Body, KubeletRequest, containers, json, text};
 use crate::{Error, core::Core, pod::spec, registry::PublishedPod};
 
 /// Checkpoints the container and returns the file's name.
@@ -37,7 +37,12 @@ pub(super) async fn serve(
     }
 }
 
-async fn write(core: &Core, seen: &PublishedPod, container: &str, timeout: i64) -> crate::Result<String> {
+async fn write(
+    core: &Core,
+    seen: &PublishedPod,
+    container: &str,
+    timeout: i64,
+) -> crate::Result<String> {
     let id = containers::running_id(seen, container)
         .map_err(|_| Error::Other(format!("container {container} not found")))?;
     // Checkpoints contain memory of containers: only root may read them.

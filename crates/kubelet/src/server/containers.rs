@@ -7,7 +7,11 @@ use super::{Body, text};
 use crate::{core::Core, pod::spec, registry::PublishedPod};
 
 /// The pod, or a 404 response.
-pub(super) fn pod(core: &Core, namespace: &str, name: &str) -> Result<PublishedPod, Box<Response<Body>>> {
+pub(super) fn pod(
+    core: &Core,
+    namespace: &str,
+    name: &str,
+) -> Result<PublishedPod, Box<Response<Body>>> {
     core.registry.find(namespace, name).ok_or_else(|| {
         let message = format!("pod \"{name}\" does not exist\n");
         Box::new(text(StatusCode::NOT_FOUND, message))
@@ -41,7 +45,10 @@ pub(crate) fn bare_id(id: &str) -> &str {
 }
 
 /// The id of a running container of a pod.
-pub(super) fn running_id(seen: &PublishedPod, container: &str) -> Result<String, Box<Response<Body>>> {
+pub(super) fn running_id(
+    seen: &PublishedPod,
+    container: &str,
+) -> Result<String, Box<Response<Body>>> {
     let status = status(seen, container)?;
     let running = status.filter(|status| {
         status

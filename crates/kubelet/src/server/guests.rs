@@ -80,7 +80,8 @@ mod tests {
     fn unauthenticated_connections_are_limited_per_address() {
         let guests = UnauthorizedConnections::default();
         let (one, two) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
-        let mut all: Vec<UnauthorizedConnection> = (0..PER_ADDRESS).filter_map(|_| guests.enter(one)).collect();
+        let mut all: Vec<UnauthorizedConnection> =
+            (0..PER_ADDRESS).filter_map(|_| guests.enter(one)).collect();
         assert_eq!(all.len(), PER_ADDRESS);
         assert!(guests.enter(one).is_none());
         assert!(guests.enter(two).is_some());

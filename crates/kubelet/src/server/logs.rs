@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::ContainerStatus;
 use tokio::sync::mpsc;
 use tracing::debug;
 
-use super::{KubeletRequest, Body, containers, text};
+use super::{Body, KubeletRequest, containers, text};
 use crate::{
     core::Core,
     logs::{

@@ -99,7 +99,12 @@ pub async fn serve(core: Arc<Core>, listener: Listener) {
     }
 }
 
-async fn connection(core: Arc<Core>, acceptor: TlsAcceptor, stream: TcpStream, guest: UnauthorizedConnection) {
+async fn connection(
+    core: Arc<Core>,
+    acceptor: TlsAcceptor,
+    stream: TcpStream,
+    guest: UnauthorizedConnection,
+) {
     let _ = stream.set_nodelay(true);
     let Ok(Ok(tls)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await else {
         return;

@@ -8,11 +8,15 @@ use hyper::body::Incoming;
 use tokio::net::TcpStream;
 use tracing::debug;
 
-use super::{KubeletRequest, Body, containers, idle::Watched, text};
+use super::{Body, KubeletRequest, containers, idle::Watched, text};
 use crate::{core::Core, pod::spec};
 
 /// Gets the URL for the container and joins the two connections.
-pub(super) async fn serve(core: &Core, ask: &KubeletRequest, request: Request<Incoming>) -> Response<Body> {
+pub(super) async fn serve(
+    core: &Core,
+    ask: &KubeletRequest,
+    request: Request<Incoming>,
+) -> Response<Body> {
     match runtime_url(core, ask).await {
         Ok(url) => tunnel(core, &url, request).await,
         Err(response) => *response,

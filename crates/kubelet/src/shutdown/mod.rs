@@ -138,7 +138,11 @@ async fn end_group(core: &Core, group: Group) {
 }
 
 /// Waits until `holds` is true for each of these pods or they are gone.
-async fn wait_for(core: &Core, pods: &[PublishedPod], holds: impl Fn(&PublishedPod) -> bool + Copy) {
+async fn wait_for(
+    core: &Core,
+    pods: &[PublishedPod],
+    holds: impl Fn(&PublishedPod) -> bool + Copy,
+) {
     for seen in pods {
         if let Some(mut pod) = core.registry.follow(spec::uid(&seen.pod)) {
             let _ = pod.wait_for(|seen| holds(seen)).await;

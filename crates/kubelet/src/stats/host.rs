@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use cri::v1;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use libcgroups::{Cgroup, Pressure, Stalled, PressureResource};
+use libcgroups::{Cgroup, Pressure, PressureResource, Stalled};
 
 use super::{
     ContainerStats, CpuStats, FsStats, InterfaceStats, IoStats, MemoryStats, NetworkStats,

@@ -9,7 +9,7 @@ use tracing::info;
 
 use super::{Change, Life, Worker};
 use crate::{
-    admit::{NodeView, AdmitResult, Refusal},
+    admit::{AdmitResult, NodeView, Refusal},
     allocation::Allocation,
     core::Core,
     disruption::{self, Disruption},

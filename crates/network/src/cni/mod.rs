@@ -27,7 +27,7 @@ use tracing::{debug, info, warn};
 use self::{
     cache::{Cache, Record},
     config::List,
-    plugin::{Command, Plugins, PluginFailure},
+    plugin::{Command, PluginFailure, Plugins},
     result::Addresses,
     version::Version,
 };

@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 
 use crate::{
     cluster::{Cluster, Slot},
-    cycle::{Cycle, SeededRng, Failure},
+    cycle::{Cycle, Failure, SeededRng},
     pod::PodInfo,
     write::{Release, Writes},
 };

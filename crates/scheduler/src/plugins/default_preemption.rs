@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::arguments;
 use crate::{
     cluster::Cluster,
-    cycle::{Cycle, SeededRng, Failure},
+    cycle::{Cycle, Failure, SeededRng},
     framework::{Plugin, Point, PostFilter},
     preemption::{self, Limits},
 };

@@ -30,7 +30,8 @@ pub(crate) const NAME: &str = "InterPodAffinity";
 
 const AFFINITY_MISMATCH: &str = "node(s) didn't match pod affinity rules";
 const ANTI_AFFINITY_MISMATCH: &str = "node(s) didn't match pod anti-affinity rules";
-const EXISTING_ANTI_AFFINITY_MISMATCH: &str = "node(s) didn't satisfy existing pods anti-affinity rules";
+const EXISTING_ANTI_AFFINITY_MISMATCH: &str =
+    "node(s) didn't satisfy existing pods anti-affinity rules";
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -338,7 +339,9 @@ impl Plugin for InterPodAffinity {
             if far.any(slot) {
                 return Some((ANTI_AFFINITY_MISMATCH, true));
             }
-            repelling.any(slot).then_some((EXISTING_ANTI_AFFINITY_MISMATCH, true))
+            repelling
+                .any(slot)
+                .then_some((EXISTING_ANTI_AFFINITY_MISMATCH, true))
         });
     }
 

@@ -7,7 +7,7 @@ use tokio::{runtime::Handle, sync::oneshot};
 use super::{frame::Buffer, record, stage};
 use crate::{
     Committed, Error, Revision,
-    memory::{OneOrMany, Millis, Slot, Write},
+    memory::{Millis, OneOrMany, Slot, Write},
 };
 
 /// The maximum number of steps in one batch.

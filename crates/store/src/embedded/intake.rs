@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     Action, Codec, Durability, Error, Key, Op, Precondition, Revision,
-    memory::{OneOrMany, Fresh, Millis, Published, Slot, Write},
+    memory::{Fresh, Millis, OneOrMany, Published, Slot, Write},
 };
 
 /// After a batch of at most this many steps, the next caller may write its batch itself.

@@ -45,7 +45,7 @@ use crate::{
 
 use batch::Batch;
 use disk::{Directory, Disk};
-use intake::{Answer, WriterCommand, Intake};
+use intake::{Answer, Intake, WriterCommand};
 use log::Log;
 use manifest::Synced;
 use stage::{Gauges, PublishState, Stage};
@@ -386,7 +386,9 @@ impl<C: Codec> Embedded<C> {
             Freshness::AtLeast(revision) => revision,
             _ => 0,
         };
-        let most = request.limit.map_or(MAX_LIST_UNDER_LOCK, |limit| limit.min(MAX_LIST_UNDER_LOCK));
+        let most = request
+            .limit
+            .map_or(MAX_LIST_UNDER_LOCK, |limit| limit.min(MAX_LIST_UNDER_LOCK));
         self.look(at_least, |state| state.list_few(request, most))
     }
 

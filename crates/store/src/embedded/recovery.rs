@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Codec, Error,
-    memory::{OneOrMany, Fresh, State, Write},
+    memory::{Fresh, OneOrMany, State, Write},
 };
 
 /// More revisions than can have been lost if nothing records how many there were.
@@ -185,7 +185,12 @@ fn replay<C: Codec>(
                 record::Change::Delete { key } => Some(Write::Delete(key)),
             });
         }
-        state.apply(commit.revision, marks.time, OneOrMany::from(changes), &mut news);
+        state.apply(
+            commit.revision,
+            marks.time,
+            OneOrMany::from(changes),
+            &mut news,
+        );
         state.revision = commit.revision;
     }
     state.history.push(news);

@@ -16,7 +16,7 @@ use super::{
     checkpoint::RunningSnapshot,
     disk::Disk,
     frame::Buffer,
-    intake::{WriterCommand, Intake},
+    intake::{Intake, WriterCommand},
     log::{Fault, Log},
     manifest::{Manifest, Synced},
     record::{self, Marks},

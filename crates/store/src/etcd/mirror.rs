@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     Codec, Error, Key, Revision, Unreadable,
-    memory::{OneOrMany, Fresh, Hub, Published, Saved, State, Write, prefix_end},
+    memory::{Fresh, Hub, OneOrMany, Published, Saved, State, Write, prefix_end},
 };
 
 /// Keys per page of the list.

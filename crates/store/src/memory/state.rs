@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use imbl::OrdMap;
 
-use super::{Batch, Change, OneOrMany, History, Millis, Saved, Tree, tree::Keyed};
+use super::{Batch, Change, History, Millis, OneOrMany, Saved, Tree, tree::Keyed};
 use crate::{Codec, Entry, Error, Key, ListRequest, Listed, Revision, Unreadable};
 
 /// A live key with the engine's metadata.

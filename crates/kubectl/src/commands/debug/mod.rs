@@ -16,7 +16,7 @@ use crate::{
     json::{list, str_of},
     resources::{self, Target},
     session::Session,
-    streams::{self, Wanted},
+    streams::{self, SessionStreams},
 };
 
 use super::wait;
@@ -496,7 +496,7 @@ impl Debug {
             })
         })
         .await?;
-        let wanted = Wanted {
+        let wanted = SessionStreams {
             stdin: self.stdin,
             tty: self.tty,
             quiet: self.quiet,

@@ -149,7 +149,9 @@ fn decide(target: &Target, object: &Value, deed: RolloutAction, now: &str) -> Re
             Ok(json!({"spec": {"paused": if wants_pause { json!(true) } else { Value::Null }}}))
         }
         (RolloutAction::Pause, _) => bail!("{resource} {:?} pausing is not supported", target.name),
-        (RolloutAction::Resume, _) => bail!("{resource} {:?} resuming is not supported", target.name),
+        (RolloutAction::Resume, _) => {
+            bail!("{resource} {:?} resuming is not supported", target.name)
+        }
         (RolloutAction::Restart, "Deployment" | "DaemonSet" | "StatefulSet") => {
             if is_paused {
                 bail!(
@@ -160,6 +162,8 @@ fn decide(target: &Target, object: &Value, deed: RolloutAction, now: &str) -> Re
             let annotations = json!({"kubectl.kubernetes.io/restartedAt": now});
             Ok(json!({"spec": {"template": {"metadata": {"annotations": annotations}}}}))
         }
-        (RolloutAction::Restart, _) => bail!("{resource} {:?} restarting is not supported", target.name),
+        (RolloutAction::Restart, _) => {
+            bail!("{resource} {:?} restarting is not supported", target.name)
+        }
     }
 }

@@ -23,7 +23,7 @@ use serde_json::Value;
 use super::arguments;
 use crate::{
     cluster::{Cluster, NodeInfo, Slot},
-    cycle::{Cycle, SeededRng, Failure},
+    cycle::{Cycle, Failure, SeededRng},
     devices::selectors::Selectors,
     framework::{
         BindResult, Plugin, Point, PostFilter, PreFilter,

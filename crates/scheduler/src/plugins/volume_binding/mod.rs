@@ -28,7 +28,7 @@ use crate::{
     write::Writes,
 };
 use bind::Binding;
-use find::{NodeVolumes, ReservedVolumes, Unbound, ClaimRequirements, find, limit};
+use find::{ClaimRequirements, NodeVolumes, ReservedVolumes, Unbound, find, limit};
 
 /// The plugin's name.
 pub(crate) const NAME: &str = "VolumeBinding";
