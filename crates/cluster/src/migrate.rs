@@ -92,17 +92,7 @@ pub async fn to_embedded(data_dir: &Path, etcd: &Config) -> Result<Moved, Error>
     let copy = data_dir.join(COPY);
     let now = Timestamp::now();
     let look = |key: &store::Key, value: &[u8]| refuse_running(key, value, now);
-    let moved = match etcd_to_embedded(&etcd, &copy, &cluster, &look).await {
-        Ok(moved) => moved,
-        Err(error) => {
-            // A copy of objects that are still in etcd is of no use. If etcd did not answer, they
-            // may be recorded as moved: the next run continues with the copy.
-            if !matches!(error, store::Error::Unavailable(_)) {
-                let _ = fs::remove_dir_all(&copy);
-            }
-            return Err(error.into());
-        }
-    };
+    let moved = etcd_to_embedded(&etcd, &copy, &cluster, &look).await?;
     if directory.exists() {
         fs::remove_dir_all(&directory).map_err(failed(&directory))?;
     }

@@ -172,6 +172,7 @@ async fn only_an_empty_etcd_is_moved_to_and_nothing_that_changes_is_moved() {
     let refused = etcd_to_embedded(&config(&cluster), &two, CLUSTER, &look).await;
     let refused = refused.unwrap_err().to_string();
     assert!(refused.contains("stop all servers"), "{refused}");
+    assert!(!two.exists(), "a copy of objects that are still in etcd");
     config(&cluster).connect(Plain).await.unwrap();
     let refuse = |_: &Bytes, _: &[u8]| Err("a server runs".to_owned());
     let three = directory.path().join("three");
@@ -272,4 +273,73 @@ async fn a_copy_of_an_interrupted_migration_from_etcd_is_replaced() {
     write(&*copy, "/registry/b", "1").await;
     copy.close();
     assert_eq!(result(CLUSTER).await.unwrap(), None, "it went on");
+}
+
+/// The record that a migration from etcd leaves there.
+fn left(objects: u64, revision: Revision) -> String {
+    format!("mainstay-migration-1 left {CLUSTER} {objects} {revision} 0 0")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delayed_write_of_an_interrupted_migration_completes_the_next_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let (one, two) = (directory.path().join("one"), directory.path().join("two"));
+    let cluster = Cluster::start(1);
+    let everything = Config {
+        root: Bytes::from_static(b"/"),
+        ..Config::default()
+    };
+    let store = cluster.connect(everything).await;
+    let revision = write(&*store, "/registry/a", "1").await;
+    // The copy of a first run, to whose write of the record etcd did not answer.
+    let copy = Embedded::open(&one, Plain).unwrap();
+    write(&*copy, "/registry/a", "1").await;
+    copy.close();
+    // etcd applies that write during the next run, after the objects were read.
+    let look = |_: &Bytes, _: &[u8]| {
+        let record = left(1, revision);
+        let writing = async { write(&*store, "/mainstay/migration", &record).await };
+        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(writing));
+        Ok(())
+    };
+    let moved = etcd_to_embedded(&config(&cluster), &one, CLUSTER, &look).await;
+    let moved = moved.unwrap();
+    let found = moved_to(&config(&cluster), &one, CLUSTER).await.unwrap();
+    assert_eq!(found, Some(moved));
+    let copy = Embedded::open(&one, Plain).unwrap();
+    assert_eq!(value(&*copy, "/registry/a").await.as_deref(), Some("1"));
+    copy.close();
+
+    // Without an earlier run, the record is of the migration to another server.
+    commit(&*store, vec![delete("/mainstay/migration")])
+        .await
+        .unwrap();
+    let refused = etcd_to_embedded(&config(&cluster), &two, CLUSTER, &look).await;
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+    assert!(!two.exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stale_copy_is_not_the_result_of_a_migration_from_etcd() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start(1);
+    let everything = Config {
+        root: Bytes::from_static(b"/"),
+        ..Config::default()
+    };
+    let store = cluster.connect(everything).await;
+    write(&*store, "/registry/a", "old").await;
+    let copy = Embedded::open(directory.path(), Plain).unwrap();
+    write(&*copy, "/registry/a", "old").await;
+    copy.close();
+    let revision = write(&*store, "/registry/a", "new").await + 1000;
+    write(&*store, "/mainstay/migration", &left(1, revision)).await;
+    let fine = |_: &Bytes, _: &[u8]| Ok(());
+    let refused = etcd_to_embedded(&config(&cluster), directory.path(), CLUSTER, &fine).await;
+    let refused = refused.unwrap_err().to_string();
+    assert!(
+        refused.contains("the copy of another migration"),
+        "{refused}"
+    );
+    Embedded::open(directory.path(), Plain).unwrap().close();
 }

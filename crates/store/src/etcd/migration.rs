@@ -72,6 +72,10 @@ struct Record {
 }
 
 impl Record {
+    fn has_left(&self, cluster: &str) -> bool {
+        self.stage == Stage::Left && self.cluster == cluster
+    }
+
     fn encode(&self) -> String {
         let stage = match self.stage {
             Stage::Copying => "copying",
@@ -383,7 +387,8 @@ pub(super) type ObjectCheck<'a> = dyn Fn(&Key, &[u8]) -> Result<(), String> + 'a
 
 /// Copies the objects in etcd into a new embedded store in `directory`, and records that they were
 /// moved away. `look` sees every object and may reject the migration. An interruption after that
-/// record counts as complete; a copy from before it is replaced.
+/// record counts as complete; a copy from before it is replaced. A copy of objects that are still
+/// in etcd is removed, unless etcd did not answer: it may have the record.
 pub async fn etcd_to_embedded(
     config: &Config,
     directory: &Path,
@@ -392,12 +397,11 @@ pub async fn etcd_to_embedded(
 ) -> Result<Moved, Error> {
     let mut client = connect(config).await?;
     let (record, _) = read_record(&client).await?;
-    if let Some(record) = record
-        && record.stage == Stage::Left
-        && record.cluster == cluster
-        && embedded::holds_store(directory)?
+    let has_earlier_copy = embedded::holds_store(directory)?;
+    if let Some(record) = record.filter(|record| record.has_left(cluster))
+        && has_earlier_copy
     {
-        return Ok(record.moved);
+        return result(directory, &record);
     }
     let (_, revisions) = origin(&client).await?;
     client.set_revisions(Arc::new(revisions));
@@ -410,9 +414,8 @@ pub async fn etcd_to_embedded(
         objects: objects.len() as u64,
         revision,
     };
-    if embedded::holds_store(directory)? {
-        std::fs::remove_dir_all(directory)
-            .map_err(|error| Error::Unavailable(format!("{}: {error}", directory.display())))?;
+    if has_earlier_copy {
+        remove(directory)?;
     }
     embedded::create(directory, revision, objects)?;
     let left = Record {
@@ -431,13 +434,53 @@ pub async fn etcd_to_embedded(
         target_union: Some(TargetUnion::ModRevision(revision as i64 + 1)),
     };
     let success = vec![put(records::key(RECORD), left.encode(), 0)];
-    match transact(&client, vec![unchanged(at), unwritten], success).await? {
-        Some(_) => Ok(moved),
-        None => Err(Error::Invalid(
-            "objects were changed while they were copied: stop all servers of the cluster first"
-                .into(),
-        )),
+    let written = transact(&client, vec![unchanged(at), unwritten], success).await?;
+    if written.is_some() || (has_earlier_copy && replace_left(&client, &left).await?) {
+        return Ok(moved);
     }
+    remove(directory)?;
+    Err(Error::Invalid(
+        "objects were changed while they were copied: stop all servers of the cluster first".into(),
+    ))
+}
+
+/// Replaces the record of an earlier run, whose write etcd had not answered and applied since; that
+/// write had the precondition that no object had changed. Returns whether there was one.
+async fn replace_left(client: &Client, left: &Record) -> Result<bool, Error> {
+    let (record, at) = read_record(client).await?;
+    if !record.is_some_and(|record| record.has_left(&left.cluster)) {
+        return Ok(false);
+    }
+    // With the revision of this copy, so that an interruption from here on finds it complete.
+    let success = vec![put(records::key(RECORD), left.encode(), 0)];
+    let written = transact(client, vec![unchanged(at)], success).await?;
+    written.map(|_| true).ok_or_else(interrupted)
+}
+
+/// The result of a migration of which `directory` holds the copy.
+fn result(directory: &Path, record: &Record) -> Result<Moved, Error> {
+    let (expected, found) = (record.moved.revision, newest_revision(directory)?);
+    if found == expected {
+        return Ok(record.moved);
+    }
+    Err(Error::Invalid(format!(
+        "the objects of this etcd were moved to an embedded store at revision {expected}, but {} holds revision \
+         {found}: it is the copy of another migration",
+        directory.display()
+    )))
+}
+
+/// The newest revision of an embedded store that no other process uses.
+fn newest_revision(directory: &Path) -> Result<Revision, Error> {
+    let store = Embedded::open(directory, Plain)?;
+    let (revision, _) = store.content();
+    store.close();
+    Ok(revision)
+}
+
+fn remove(directory: &Path) -> Result<(), Error> {
+    std::fs::remove_dir_all(directory)
+        .map_err(|error| Error::Unavailable(format!("{}: {error}", directory.display())))
 }
 
 /// The migration of which an embedded store is the unchanged result, if the objects of this etcd
@@ -448,14 +491,11 @@ pub async fn moved_to(
     cluster: &str,
 ) -> Result<Option<Moved>, Error> {
     let (record, _) = read_record(&connect(config).await?).await?;
-    let is_left = |record: &Record| record.cluster == cluster && record.stage == Stage::Left;
-    let Some(record) = record.filter(is_left) else {
+    let Some(record) = record.filter(|record| record.has_left(cluster)) else {
         return Ok(None);
     };
-    let store = Embedded::open(directory, Plain)?;
-    let (revision, _) = store.content();
-    store.close();
-    Ok((revision == record.moved.revision).then_some(record.moved))
+    let is_unchanged = newest_revision(directory)? == record.moved.revision;
+    Ok(is_unchanged.then_some(record.moved))
 }
 
 /// Everything under the root at one revision, in key order.
