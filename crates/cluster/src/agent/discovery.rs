@@ -55,8 +55,9 @@ async fn read(client: &kube::Client) -> Result<ConfigMap, Error> {
     })?;
     let body = body.to_bytes();
     if code.is_success() {
+        // A load balancer may answer for a server that is starting.
         let map = serde_json::from_slice(&body);
-        return map.map_err(|error| Error::Join(format!("cluster-info: {error}")));
+        return map.map_err(|error| failed(format!("cluster-info: {error}")));
     }
     let status = serde_json::from_slice(&body).unwrap_or_else(|_| Status {
         message: format!("the server answered with {code}"),
@@ -109,9 +110,10 @@ fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
 mod tests {
     use std::sync::Arc;
 
-    use tokio::io::AsyncWriteExt;
+    use tokio::{io::AsyncWriteExt, net::TcpListener};
+    use tokio_rustls::TlsAcceptor;
 
-    use super::*;
+    use super::{super::join, *};
 
     fn info(pki: &pki::Pki, token: &Token) -> BTreeMap<String, String> {
         let text = pki.cluster_info("https://192.0.2.1:6443");
@@ -122,16 +124,36 @@ mod tests {
         ])
     }
 
-    #[tokio::test]
-    async fn a_server_that_is_not_trusted_yet_cannot_send_without_end() {
+    /// A TLS listener for HTTP/1, and its URL.
+    async fn listen() -> (TlsAcceptor, TcpListener, String) {
         let dir = tempfile::tempdir().unwrap();
         let pki = pki::Pki::ensure(dir.path(), &pki::Names::default()).unwrap();
         let mut tls = (*pki.apiserver_config().unwrap()).clone();
-        // HTTP/1.
         tls.alpn_protocols.clear();
-        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = format!("https://{}", listener.local_addr().unwrap());
+        (TlsAcceptor::from(Arc::new(tls)), listener, server)
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_not_json_passes() {
+        let (acceptor, listener, server) = listen().await;
+        let serving = tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut stream = acceptor.accept(stream).await.unwrap();
+            let answer = "HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n<html>";
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            stream.shutdown().await.unwrap();
+        });
+        let token = Token::parse("abcdef.0123456789abcdef").unwrap();
+        let error = authority(&server, &token, &[]).await.unwrap_err();
+        assert!(join::is_passing(&error), "{error}");
+        serving.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_not_trusted_yet_cannot_send_without_end() {
+        let (acceptor, listener, server) = listen().await;
         let serving = tokio::spawn(async move {
             let (stream, _) = listener.accept().await.unwrap();
             let mut stream = acceptor.accept(stream).await.unwrap();

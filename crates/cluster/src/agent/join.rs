@@ -65,7 +65,7 @@ pub(super) async fn first(
 }
 
 /// Whether a retry may help: the server did not answer, or is starting.
-fn is_passing(error: &Error) -> bool {
+pub(super) fn is_passing(error: &Error) -> bool {
     match error {
         Error::Api(kube::Error::Api(status)) => status.code >= 500 || status.code == 429,
         Error::Api(_) => true,

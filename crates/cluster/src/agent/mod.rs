@@ -17,6 +17,7 @@ use std::{
 use client::kube;
 use http::{HeaderMap, HeaderValue, header::USER_AGENT};
 use pki::Renewing;
+use rustls::pki_types::{CertificateDer, pem::PemObject};
 
 use crate::{Error, Settings};
 
@@ -26,6 +27,8 @@ pub use token::Token;
 
 /// The agent's directory in the data directory.
 const DIRECTORY: &str = "agent";
+/// The kubelet's client certificate in that directory.
+const KUBELET: &str = "kubelet.pem";
 
 /// The options for joining.
 #[derive(Debug, Clone, Default)]
@@ -96,9 +99,25 @@ pub fn follow_servers(
 
 /// The name under which the agent of a data directory joined, for a start without `--node-name`.
 pub fn joined_name(data_dir: &Path) -> Result<Option<String>, Error> {
-    let known = Facts::load(&data_dir.join(DIRECTORY))?;
-    let name = known.map(|(facts, _)| facts.node_name);
-    Ok(name.filter(|name| !name.is_empty()))
+    let dir = data_dir.join(DIRECTORY);
+    let Some((facts, ca)) = Facts::load(&dir)? else {
+        return Ok(None);
+    };
+    if !facts.node_name.is_empty() {
+        return Ok(Some(facts.node_name));
+    }
+    Ok(certified_name(&*Renewing::load(&dir.join(KUBELET))?, &ca))
+}
+
+/// The node's name in the kubelet's client certificate, while that is valid. Earlier versions saved
+/// the name nowhere else.
+fn certified_name(kubelet: &Renewing, ca: &str) -> Option<String> {
+    let pem = kubelet.pem()?;
+    let chain = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
+    let identifier = pki::Identifier::new(ca, ca).ok()?;
+    let peer = identifier.identify(&chain.ok()?, jiff::Timestamp::now());
+    let name = peer.ok()?.user.strip_prefix("system:node:")?.to_owned();
+    Some(name)
 }
 
 /// Rejects another name than the one in the certificates of this machine.
@@ -121,13 +140,16 @@ fn directory(settings: &Settings) -> PathBuf {
 /// Joins, or loads the state of an earlier start.
 pub async fn membership(settings: &Settings, join: &Join) -> Result<Membership, Error> {
     let dir = directory(settings);
-    let kubelet = Renewing::load(&dir.join("kubelet.pem"))?;
+    let kubelet = Renewing::load(&dir.join(KUBELET))?;
     let serving = Renewing::load(&dir.join("kubelet-serving.pem"))?;
     let proxy = Renewing::load(&dir.join("proxy.pem"))?;
     let known = Facts::load(&dir)?;
     let has_joined = known.is_some() && kubelet.is_valid(jiff::Timestamp::now());
     let (facts, ca) = match known {
         Some((mut facts, ca)) if has_joined => {
+            if facts.node_name.is_empty() {
+                facts.node_name = certified_name(&kubelet, &ca).unwrap_or_default();
+            }
             check_name(&facts, settings)?;
             join::check_pins(&ca, &join.ca_hashes)?;
             if let Some(server) = &join.server {
@@ -158,6 +180,13 @@ pub async fn membership(settings: &Settings, join: &Join) -> Result<Membership, 
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use pki::{
+        KeyedRequest,
+        csr::{self, RequestedCertificate},
+    };
+
     use super::*;
     use crate::Options;
 
@@ -181,6 +210,23 @@ mod tests {
         facts.save(&agent, "pem").unwrap();
         assert_eq!(joined_name(dir.path()).unwrap(), None);
         check_name(&facts, &settings("vm")).unwrap();
+        // Then the certificate has the name.
+        let pki = pki::Pki::ensure(&dir.path().join("pki"), &pki::Names::default()).unwrap();
+        let keyed = KeyedRequest::new(&RequestedCertificate {
+            common_name: "system:node:two".into(),
+            organizations: vec!["system:nodes".into()],
+            ..RequestedCertificate::default()
+        });
+        let keyed = keyed.unwrap();
+        let request = csr::Request::parse(keyed.request.as_bytes()).unwrap();
+        let usages = csr::Usages::parse(&["digital signature", "client auth"]).unwrap();
+        let (now, life) = (jiff::Timestamp::now(), Duration::from_secs(3600));
+        let certificate = pki.ca().sign(&request, &usages, now, life).unwrap();
+        let kubelet = Renewing::load(&agent.join(KUBELET)).unwrap();
+        kubelet.replace(&keyed, &certificate).unwrap();
+        facts.save(&agent, pki.ca().pem()).unwrap();
+        assert_eq!(joined_name(dir.path()).unwrap().as_deref(), Some("two"));
+        kubelet.forget().unwrap();
         facts.node_name = "two".into();
         facts.save(&agent, "pem").unwrap();
         assert_eq!(joined_name(dir.path()).unwrap().as_deref(), Some("two"));
