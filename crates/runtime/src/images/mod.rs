@@ -47,6 +47,8 @@ pub struct Images {
     limits: Limits,
     /// Guards the locks of partial files. Concurrent downloads of the same file wait for its lock.
     fetching: Mutex<HashMap<PathBuf, Weak<tokio::sync::Mutex<()>>>>,
+    /// Repositories and the digests of stored blobs that pulls downloaded from them, for images that are not complete yet.
+    served: Mutex<BTreeSet<(String, String)>>,
 }
 
 /// Identifies a version of a file that is replaced by renaming.
@@ -147,6 +149,7 @@ impl Images {
             index: Mutex::default(),
             limits: Limits::default(),
             fetching: Mutex::default(),
+            served: Mutex::default(),
         }
     }
 
@@ -250,8 +253,17 @@ impl Images {
             .ok_or_else(|| Error::NoImage(name.to_owned()))
     }
 
-    /// Whether a blob belongs to an image of this repository (`registry/repository`).
+    /// Records that a repository (`registry/repository`) has served a blob with the right content.
+    fn record_served(&self, repository: String, digest: String) {
+        self.served.lock().insert((repository, digest));
+    }
+
+    /// Whether a blob was downloaded from this repository (`registry/repository`) or belongs to an image of it.
     fn came_from(&self, repository: &str, digest: &str) -> Result<bool> {
+        let served = (repository.to_owned(), digest.to_owned());
+        if self.served.lock().contains(&served) {
+            return Ok(true);
+        }
         let is_here = |name: &String| {
             let rest = name.strip_prefix(repository);
             rest.is_some_and(|rest| rest.starts_with([':', '@']))
@@ -336,7 +348,10 @@ impl Images {
         sweep_dir(&self.root.join("layers"), |name| layers.contains(name))?;
         sweep_dir(&self.root.join("blobs/sha256"), |name| {
             blobs.contains(&format!("sha256:{name}"))
-        })
+        })?;
+        // The lock excludes pulls. The index now says where each of the remaining blobs came from.
+        self.served.lock().clear();
+        Ok(())
     }
 
     /// Layers that containers use, from their records.

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     images::{
-        Blob, Image, Images, Progress, Reference, Stage,
+        Blob, Image, Images, Lease, Progress, Reference, Stage,
         blobs::{MAX_DOCUMENT, digest_of},
     },
 };
@@ -48,15 +48,16 @@ impl Images {
     ) -> Result<Image> {
         let images = self.clone();
         let lease = tokio::task::spawn_blocking(move || images.lease()).await;
-        let _lease = lease.map_err(|_| Error::Registry("a task panicked".into()))??;
+        let lease = lease.map_err(|_| Error::Registry("a task panicked".into()))??;
+        let lease = Arc::new(lease);
         let mut trouble = Error::NoImage(reference.to_string());
         for source in registries.sources(reference, credentials)? {
             // One client per source, so that one registry's credentials are not sent to another.
             let client = Client::new(&source.credentials, &source.ca)?;
             let pull = Pull {
                 images: self,
+                lease: &lease,
                 client: &client,
-                base: &source.base,
                 url: format!("{}/v2/{}", source.base, reference.repository),
                 reference,
                 progress,
@@ -89,8 +90,9 @@ impl Images {
 
 struct Pull<'a> {
     images: &'a Arc<Images>,
+    /// Blocking tasks hold it, too, because they continue when the pull is cancelled.
+    lease: &'a Arc<Lease>,
     client: &'a Client,
-    base: &'a str,
     url: String,
     reference: &'a Reference,
     progress: &'a Arc<Progress>,
@@ -114,8 +116,9 @@ impl Pull<'_> {
         });
         let (images, blobs, reference) =
             (self.images.clone(), blobs.collect(), self.reference.clone());
-        let progress = self.progress.clone();
+        let (progress, lease) = (self.progress.clone(), self.lease.clone());
         let assembled = tokio::task::spawn_blocking(move || {
+            let _lease = lease;
             let config = std::fs::read(images.blob_path(&manifest.config.digest)?)
                 .map_err(Error::system("read the configuration"))?;
             let image = images.assemble(&config, digest, blobs, &[reference], &progress)?;
@@ -171,16 +174,17 @@ impl Pull<'_> {
         Ok((bytes.to_vec(), found))
     }
 
-    /// Downloads a blob unless it is stored, resuming as often as necessary.
+    /// Downloads a blob, resuming as often as necessary. A stored blob is used only if it came from this repository:
+    /// a manifest can name any digest, also of content that this image's users cannot read.
     async fn blob(&self, blob: Descriptor) -> Result<()> {
         let place = self.images.blob_path(&blob.digest)?;
+        let repository = self.reference.name();
         // Concurrent pulls of two images may share the blob.
         let partial = self.partial(&blob.digest);
         let turn = self.images.turn(&partial);
         let _mine = turn.lock().await;
-        if place.exists() {
-            self.prove_access(&blob.digest).await?;
-            // A concurrent pull from another registry may have finished first.
+        if place.exists() && self.images.came_from(&repository, &blob.digest)? {
+            // A concurrent pull from a mirror may have finished first.
             let _ = std::fs::remove_file(&partial);
             self.progress.reached(&blob.digest, Stage::Downloaded);
             return Ok(());
@@ -198,7 +202,12 @@ impl Pull<'_> {
             }
         }
         let (images, digest) = (self.images.clone(), blob.digest.clone());
-        let adopted = tokio::task::spawn_blocking(move || images.adopt_blob(&partial, &digest));
+        let lease = self.lease.clone();
+        let adopted = tokio::task::spawn_blocking(move || {
+            let _lease = lease;
+            let adopted = images.adopt_blob(&partial, &digest);
+            adopted.inspect(|()| images.record_served(repository, digest))
+        });
         adopted
             .await
             .map_err(|_| Error::Registry("verifying panicked".into()))??;
@@ -206,22 +215,11 @@ impl Pull<'_> {
         Ok(())
     }
 
-    /// A stored blob may come from a repository that this image's users cannot read, and a manifest can name any digest:
-    /// this repository must serve the blob, too.
-    async fn prove_access(&self, digest: &str) -> Result<()> {
-        if self.images.came_from(&self.reference.name(), digest)? {
-            return Ok(());
-        }
-        let url = format!("{}/blobs/{digest}", self.url);
-        let first_byte = [("range", "bytes=0-0".to_owned())];
-        self.client.get(&url, &first_byte).await.map(drop)
-    }
-
-    /// The partial file of this registry. With a shared file, an untrusted registry could block pulls of the blob from
-    /// other registries, or make them continue after invalid data.
+    /// The partial file of this repository in this registry. With a shared file, an untrusted registry could block pulls
+    /// of the blob from other registries, make them continue after invalid data, or use what another one has served.
     fn partial(&self, digest: &str) -> PathBuf {
-        let registry = digest_of(self.base.as_bytes());
-        let name = format!("{digest}-from-{registry}.part").replace(':', "-");
+        let source = digest_of(self.url.as_bytes());
+        let name = format!("{digest}-from-{source}.part").replace(':', "-");
         self.images.root().join("staging").join(name)
     }
 

@@ -227,10 +227,10 @@ impl State {
             .strip_prefix("bytes=")
             .and_then(|range| range.split('-').next()?.parse().ok())
             .unwrap_or(0);
-        let status = if from > 0 {
-            "206 Partial Content"
-        } else {
+        let status = if range.is_empty() {
             "200 OK"
+        } else {
+            "206 Partial Content"
         };
         let out = answer(status, "", &blob[from..]);
         let body_at = out.len() - (blob.len() - from);

@@ -196,7 +196,7 @@ async fn two_pulls_at_once_fetch_a_shared_layer_once() {
         pulled.unwrap();
     }
     let mut count: HashMap<String, usize> = HashMap::new();
-    let is_fetch = |line: &&String| line.contains("/blobs/") && !line.contains("bytes=0-0");
+    let is_fetch = |line: &&String| line.contains("/blobs/");
     for line in fake.seen().iter().filter(is_fetch) {
         *count.entry(line.clone()).or_default() += 1;
     }
@@ -267,18 +267,53 @@ async fn a_layer_of_another_registry_is_used_only_if_this_one_serves_it_too() {
     let refused = pull(&images, &other, "app:v2", &nobody).await.unwrap_err();
     assert!(refused.contains("unpacks to"), "{refused}");
 
-    // With the content it is the same image, and is not downloaded again.
+    // A repository that has the content serves it, and the image is the same.
     other.put("v3", &sample);
     pull(&images, &other, "app:v3", &nobody).await.unwrap();
     let blob = digest(&sample.layers[0].1);
-    let seen = other.seen();
-    let asked: Vec<_> = seen.iter().filter(|line| line.contains(&blob)).collect();
-    assert!(
-        asked.iter().all(|line| line.ends_with("bytes=0-0")),
-        "{asked:?}"
-    );
+    let fetches = |fake: &Fake| fake.seen().iter().filter(|l| l.contains(&blob)).count();
+    let fetched = fetches(&other);
+    pull(&images, &other, "copy:v3", &nobody).await.unwrap();
+    assert_eq!(fetches(&other), fetched + 1, "another repository");
     // Now it is known that this repository has it.
     let before = other.seen().len();
     pull(&images, &other, "app:v3", &nobody).await.unwrap();
     assert_eq!(other.seen().len(), before + 1, "only the manifest");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_that_claims_to_have_a_stored_layer_gets_no_image_with_it() {
+    let sample = image(&[layer("secret", "words")], json!({}));
+    let private = Fake::start(Manners::default()).await;
+    private.put("v1", &sample);
+    let dir = tempfile::tempdir().unwrap();
+    let images = store(dir.path());
+    let nobody = Credentials::default();
+    pull(&images, &private, "app:v1", &nobody).await.unwrap();
+
+    let secret = &sample.layers[0].1;
+    // One byte, as for a range; the right size; a size that the manifest confirms.
+    let wrong = vec![0; secret.len()];
+    for lie in [vec![secret[0]], wrong, Vec::new()] {
+        let mut manifest: serde_json::Value = serde_json::from_slice(&sample.manifest).unwrap();
+        if lie.is_empty() {
+            manifest["layers"][0]["size"] = 0.into();
+        }
+        let manners = Manners {
+            lies: [(digest(secret), lie)].into(),
+            ..Manners::default()
+        };
+        let liar = Fake::start(manners).await;
+        liar.put("v1", &sample);
+        liar.put_manifest("v1", MANIFEST, manifest.to_string().as_bytes());
+        let refused = pull(&images, &liar, "app:v1", &nobody).await.unwrap_err();
+        let reasons = ["bytes long", "has the digest"];
+        assert!(reasons.iter().any(|r| refused.contains(r)), "{refused}");
+        let named = Reference::parse(&liar.name("app:v1")).unwrap();
+        assert!(images.get(&named.to_string()).unwrap().is_none());
+    }
+    // The stored content is unharmed.
+    let name = private.name("app:v1");
+    images.export(&name, &mut Vec::new()).unwrap();
+    assert_eq!(files(&images, &name), [["secret"]]);
 }
