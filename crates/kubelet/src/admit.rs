@@ -1,7 +1,8 @@
 //! The kubelet's admission of pods: rejects pods that do not fit, whose host ports are in use, or
 //! that set sysctls which are not allowed. A rejected pod fails; its controller creates another.
 //!
-//! Decisions are serial: a pod counts against the next one from its admission until it has ended.
+//! Decisions are serial: a pod counts against the next one from its admission until it has ended
+//! or is gone from its source (deleted with grace period 0), as upstream.
 
 mod affinity;
 mod ports;

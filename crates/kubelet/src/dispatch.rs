@@ -84,7 +84,10 @@ fn remove_pod(core: &Arc<Core>, pod: &Arc<Pod>) {
     if spec::is_mirror(pod) {
         crate::static_pods::mirror_changed(core, pod, false);
     } else {
-        core.registry.send(spec::uid(pod), Message::Removed);
+        let uid = spec::uid(pod);
+        core.registry.send(uid, Message::Removed);
+        // Before the next event, which may be the pod that needs the resources.
+        core.release(uid);
     }
 }
 

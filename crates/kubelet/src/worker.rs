@@ -197,7 +197,11 @@ impl Worker {
                 self.timing.updated();
                 self.take_pod(pod);
             }
-            Message::Removed => self.subject.wanted = false,
+            Message::Removed => {
+                self.subject.wanted = false;
+                // As upstream, a pod without an object does not count, although its containers may still be stopping.
+                self.core.release(&self.subject.uid);
+            }
             Message::Mirror(mirror) => self.subject.shown = mirror,
             Message::Runtime => self.runtime.ask_again(),
             Message::Snapshot(snapshot) => self.runtime.take(*snapshot),

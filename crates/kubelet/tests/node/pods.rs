@@ -61,6 +61,30 @@ async fn of_two_pods_that_want_one_host_port_the_second_fails_and_later_fits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pod_deleted_without_grace_frees_its_resources_while_it_still_stops() {
+    let node = TestNode::start_changed(Fake::new(), |kubelet, _| kubelet.max_pods = 1).await;
+    node.runtime.state.lock().hanging = vec!["hang".into()];
+    let hook = json!({"preStop": {"exec": {"command": ["hang"]}}});
+    node.create("first", one(json!({"name": "a", "lifecycle": hook})))
+        .await;
+    node.shows("first", "/phase", "Running").await;
+    let pods = node.pods();
+    pods.delete("first", &DeleteParams::default())
+        .await
+        .unwrap();
+    node.wait("the hook to begin", || async {
+        !node.runtime.state.lock().executed.is_empty()
+    })
+    .await;
+    let force = DeleteParams::default().grace_period(0);
+    pods.delete("first", &force).await.unwrap();
+    node.create("second", one(json!({"name": "b"}))).await;
+    node.shows("second", "/phase", "Running").await;
+    let stops = node.runtime.state.lock().stops.clone();
+    assert!(stops.is_empty(), "the hook still runs: {stops:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_container_that_fails_its_liveness_probe_restarts_though_it_ends_well() {
     let node = TestNode::start().await;
     node.runtime.state.lock().stop_code = Some(0);
