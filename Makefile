@@ -41,6 +41,8 @@ build:
 	cargo build --release --package mainstay
 
 # Tarball, Debian package, OCI image and checksums, for this machine and, where a cross linker is there, for arm64.
+# jemalloc does not start where pages are larger than those it was built for: arm64 kernels have up to 64 KiB (2^16).
+package: export AARCH64_UNKNOWN_LINUX_GNU_JEMALLOC_SYS_WITH_LG_PAGE := 16
 package: build
 	rm -rf $(TARGET)/package
 	cargo xtask package $(RELEASE) $(TARGET)/package
