@@ -15,7 +15,7 @@ use k8s_openapi::api::{
 };
 use kube::Resource;
 use lifecycle::Context;
-use reconcile::Selector;
+use reconcile::{Selector, devices::allocation};
 use tokio::time::Instant;
 
 use crate::{
@@ -308,6 +308,16 @@ fn on_device_claim(scheduler: &mut Loop, event: &Event<ResourceClaim>) {
     scheduler.device_claim_changed(namespace, name);
     if let Some(new) = new {
         let old = event.old().map(AsRef::as_ref);
+        return scheduler.happened(&Happened::DeviceClaim { old, new });
+    }
+    let gone = event.object();
+    if allocation(gone).is_some() {
+        // The devices of a deleted claim are free, as after a deallocation.
+        let new = &ResourceClaim {
+            status: None,
+            ..(**gone).clone()
+        };
+        let old = Some(&**gone);
         scheduler.happened(&Happened::DeviceClaim { old, new });
     }
 }

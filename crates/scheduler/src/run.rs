@@ -21,9 +21,10 @@ use crate::{
     cycle::{ExtensionPointDurations, Failure, Outcome, Scheduling},
     diagnosis::{self, Question},
     extender::{self, Extenders},
-    framework::{Permit, Plugin, Point, event::Event, profile::Profile},
+    framework::{LoopState, Permit, Plugin, Point, event::Event, profile::Profile},
     inputs::Inputs,
     metrics::{Attempt, Metrics},
+    plugins::dynamic_resources::needs_devices,
     pod::{PodInfo, Unscheduled},
     queue::{Backoff, Queue, Waiting},
     watched::WatchedPod,
@@ -68,6 +69,8 @@ pub(crate) struct Loop {
     results: mpsc::UnboundedReceiver<Done>,
     /// Requests for diagnoses.
     questions: mpsc::Receiver<Question>,
+    /// The request that is answered next.
+    question: Option<Question>,
     metrics: Metrics,
     /// The gauge of the tasks that bind pods.
     binding_tasks: Gauge,
@@ -99,12 +102,21 @@ pub(crate) async fn run(context: Context, parts: Parts) -> String {
         Ok(extenders) => Arc::new(extenders),
         Err(why) => return format!("extenders: {why}"),
     };
-    let mut scheduler = Loop::new(context.clone(), parts, bindings);
+    let mut scheduler = Box::new(Loop::new(context.clone(), parts, bindings));
     scheduler.scheduling.extenders = extenders.clone();
     inputs.drain(&mut scheduler);
     context.ready();
     loop {
         inputs.drain(&mut scheduler);
+        // One at a time: requests must not delay pods.
+        if let Some(question) = scheduler.next_question() {
+            let is_slow = scheduler.needs_devices(&question);
+            let answer = move |scheduler: &mut Loop| scheduler.answer(question);
+            scheduler = match scheduler.run_step(is_slow, answer).await {
+                Ok(scheduler) => scheduler,
+                Err(why) => return why,
+            };
+        }
         let now = Instant::now();
         if Arc::strong_count(&scheduler.in_flight) > BINDINGS {
             if !inputs.wait(&mut scheduler, (now + IDLE).into()).await {
@@ -113,20 +125,15 @@ pub(crate) async fn run(context: Context, parts: Parts) -> String {
             continue;
         }
         if let Some(waiting) = scheduler.queue.pop(now) {
-            if extenders.decide_about(&waiting.pod) {
-                let attempt = move || {
-                    scheduler.attempt(waiting);
-                    scheduler
-                };
-                scheduler = match tokio::task::spawn_blocking(attempt).await {
-                    Ok(scheduler) => scheduler,
-                    Err(error) => return format!("an attempt with extenders failed: {error}"),
-                };
-            } else {
-                scheduler.attempt(waiting);
-                // A long queue must not starve the tasks that bind.
-                tokio::task::yield_now().await;
-            }
+            let is_slow = extenders.decide_about(&waiting.pod)
+                || needs_devices(&waiting.pod, &scheduler.scheduling.cluster);
+            let attempt = move |scheduler: &mut Loop| scheduler.attempt(waiting);
+            scheduler = match scheduler.run_step(is_slow, attempt).await {
+                Ok(scheduler) => scheduler,
+                Err(why) => return why,
+            };
+            // A long queue must not starve the tasks that bind.
+            tokio::task::yield_now().await;
             continue;
         }
         scheduler.count_sizes();
@@ -173,7 +180,7 @@ impl Loop {
             devices: parts.metrics.devices().clone(),
         };
         let families = parts.metrics.profiles();
-        let profiles = parts.profiles.iter();
+        let (profiles, state) = (parts.profiles.iter(), LoopState::default());
         Self {
             writes: profiles
                 .map(|profile| (profile.name.clone(), Arc::new(writes(profile))))
@@ -183,7 +190,7 @@ impl Loop {
             profiles: parts
                 .profiles
                 .into_iter()
-                .map(|profile| profile.measured(families))
+                .map(|profile| profile.for_loop(&state).measured(families))
                 .map(|profile| (profile.name.clone(), Arc::new(profile)))
                 .collect(),
             queue: Queue::new(parts.backoff).measured(families),
@@ -193,11 +200,31 @@ impl Loop {
             done,
             results,
             questions: parts.diagnoses.open(),
+            question: None,
             binding_tasks: parts.metrics.binding_tasks(),
             metrics: parts.metrics,
             attempts: 0,
             in_flight: Arc::default(),
         }
+    }
+
+    /// Runs a step; on a thread that may block if it is slow, so that other tasks, such as the
+    /// renewal of the lease, continue.
+    async fn run_step(
+        mut self: Box<Self>,
+        is_slow: bool,
+        step: impl FnOnce(&mut Self) + Send + 'static,
+    ) -> Result<Box<Self>, String> {
+        if !is_slow {
+            step(&mut self);
+            return Ok(self);
+        }
+        let blocking = move || {
+            step(&mut self);
+            self
+        };
+        let done = tokio::task::spawn_blocking(blocking).await;
+        done.map_err(|error| format!("a scheduling attempt failed: {error}"))
     }
 
     pub(crate) fn cluster(&mut self) -> &mut Cluster {
@@ -448,12 +475,13 @@ impl Loop {
         tasks.inc();
         self.context.spawn("bind", async move {
             let bound = bind(&profile, &extenders, &writes, &waiting.pod, &node);
-            let error = bound.await.err();
-            if error.is_some() {
-                for enabled in profile.at(Point::PreBind) {
-                    enabled.plugin.roll_back(&writes, &waiting.pod).await;
+            let error = match bound.await {
+                Ok(()) => None,
+                Err(error) => {
+                    let is_bound = undo_bind(&profile, &writes, &waiting.pod, &node).await;
+                    Some(error).filter(|_| !is_bound)
                 }
-            }
+            };
             drop(token);
             tasks.dec();
             let waiting = Box::new(waiting);
@@ -568,10 +596,17 @@ impl Loop {
         while let Ok(done) = self.results.try_recv() {
             self.on_done(done);
         }
-        // One at a time: requests must not delay pods.
-        if let Ok(question) = self.questions.try_recv() {
-            self.answer(question);
-        }
+    }
+
+    /// The next request for a diagnosis.
+    fn next_question(&mut self) -> Option<Question> {
+        let question = self.question.take();
+        question.or_else(|| self.questions.try_recv().ok())
+    }
+
+    fn needs_devices(&self, question: &Question) -> bool {
+        let waiting = self.queue.find(&question.uid);
+        waiting.is_some_and(|(waiting, _)| needs_devices(&waiting.pod, &self.scheduling.cluster))
     }
 
     /// The result of a background task, to be applied.
@@ -582,7 +617,8 @@ impl Loop {
                 Some(Box::new(move |scheduler: &mut Self| scheduler.on_done(done)))
             }
             Some(question) = self.questions.recv() => {
-                Some(Box::new(move |scheduler: &mut Self| scheduler.answer(question)))
+                // The loop answers it before the next attempt.
+                Some(Box::new(move |scheduler: &mut Self| scheduler.question = Some(question)))
             }
         }
     }
@@ -640,7 +676,9 @@ impl Loop {
     fn on_bind_error(&mut self, mut waiting: Waiting, slot: Slot, error: &kube::Error) {
         // No longer assumed: the binding was confirmed, or the pod is gone.
         let Some(newest) = self.assumed.get(&waiting.pod.uid).cloned() else {
-            return self.unreserve(&waiting.pod, slot);
+            self.unreserve(&waiting.pod, slot);
+            // What was reserved is free only now.
+            return self.happened(&Event::PodDeleted(&waiting.pod));
         };
         self.take_back(&waiting, slot);
         self.count_attempt(&waiting, Attempt::Error);
@@ -696,7 +734,32 @@ fn count_points(profile: &Profile, took: ExtensionPointDurations, outcome: &Outc
 
 /// Whether the binding of a pod is one request: with claims it may wait for them to be provisioned.
 fn is_quick(pod: &PodInfo) -> bool {
-    pod.template.claims.is_empty() && pod.template.resource_claims.is_empty()
+    let template = &pod.template;
+    template.claims.is_empty()
+        && template.resource_claims.is_empty()
+        && template.extended.is_empty()
+}
+
+/// Undoes PreBind after an error, unless the pod has a node: the response of a binding may be lost.
+/// Returns whether the pod is bound to this node.
+async fn undo_bind(profile: &Profile, writes: &Writes, pod: &PodInfo, node: &str) -> bool {
+    let Some(bound) = writes.node_of(pod).await else {
+        for enabled in profile.at(Point::PreBind) {
+            enabled.plugin.roll_back(writes, pod).await;
+        }
+        return false;
+    };
+    let is_bound = bound == node;
+    if is_bound {
+        post_bind(profile, pod, node);
+    }
+    is_bound
+}
+
+fn post_bind(profile: &Profile, pod: &PodInfo, node: &str) {
+    for enabled in profile.at(Point::PostBind) {
+        enabled.plugin.post_bind(pod, node);
+    }
 }
 
 /// Runs PreBind, Bind and PostBind.
@@ -746,8 +809,6 @@ async fn bind(
             break;
         }
     }
-    for enabled in profile.at(Point::PostBind) {
-        enabled.plugin.post_bind(pod, node);
-    }
+    post_bind(profile, pod, node);
     Ok(())
 }

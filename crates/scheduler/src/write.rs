@@ -111,6 +111,15 @@ impl Writes {
         Ok(())
     }
 
+    /// The node of a pod that exists.
+    pub(crate) async fn node_of(&self, pod: &PodInfo) -> Option<String> {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), pod.namespace());
+        let found = api.get_opt(&pod.name).await.ok().flatten()?;
+        let is_same = found.metadata.uid.as_deref() == Some(&*pod.uid);
+        let node = found.spec.and_then(|spec| spec.node_name);
+        node.filter(|node| is_same && !node.is_empty())
+    }
+
     /// Records an event that the pod was assigned.
     pub(crate) fn say_bound(&self, pod: &PodInfo, node: &str) {
         let (namespace, name) = (pod.namespace(), &pod.name);

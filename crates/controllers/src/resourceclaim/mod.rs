@@ -190,7 +190,11 @@ impl PodClaims {
         // Made before, but the pod's status could not be written.
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let own = self.claims.cache().by_index(OWNER, uid);
-        if let Some(claim) = own.iter().find(|claim| is_made_for(claim, entry)) {
+        // Owners are in the namespace of the claim.
+        let mut own = own
+            .iter()
+            .filter(|claim| claim.metadata.namespace == pod.metadata.namespace);
+        if let Some(claim) = own.find(|claim| is_made_for(claim, entry)) {
             return Ok(claim.metadata.name.clone());
         }
         let template = self.templates.get(namespace, template).ok_or_else(|| {

@@ -12,8 +12,8 @@ use crate::devices::allocated::Allocated;
 #[derive(Debug, Default)]
 pub struct DeviceClaims {
     claims: HashMap<Key, Arc<ResourceClaim>>,
-    /// The claims for extended resources, by the uid of their pod.
-    extended: HashMap<String, Key>,
+    /// The claims for extended resources, by namespace and uid of their pod.
+    extended: HashMap<Key, Key>,
     allocated: Allocated,
     /// The newest resourceVersion so far.
     version: u64,
@@ -44,8 +44,9 @@ impl DeviceClaims {
     }
 
     /// The claim for the extended resources of a pod.
-    pub fn extended(&self, pod: &str) -> Option<&Arc<ResourceClaim>> {
-        self.claims.get(self.extended.get(pod)?)
+    pub fn extended(&self, namespace: &str, uid: &str) -> Option<&Arc<ResourceClaim>> {
+        let pod = (namespace.to_owned(), uid.to_owned());
+        self.claims.get(self.extended.get(&pod)?)
     }
 
     /// The devices that claims have.
@@ -68,7 +69,8 @@ impl DeviceClaims {
             if is_extended(&old)
                 && let Some(owner) = owner(&old)
             {
-                self.extended.remove(owner);
+                let pod = (namespace.to_owned(), owner.to_owned());
+                self.extended.remove(&pod);
             }
         }
         let Some(claim) = claim else { return };
@@ -79,7 +81,8 @@ impl DeviceClaims {
         if is_extended(claim)
             && let Some(owner) = owner(claim)
         {
-            self.extended.insert(owner.to_owned(), key.clone());
+            let pod = (namespace.to_owned(), owner.to_owned());
+            self.extended.insert(pod, key.clone());
         }
         self.claims.insert(key, claim.clone());
     }

@@ -12,6 +12,7 @@ pub(super) struct Matcher<'p, 'a> {
     pub(super) devices: &'p [Found<'a>],
     node: &'p NodeInfo,
     selectors: &'p Selectors,
+    stop: &'p dyn Fn() -> bool,
     /// By the number of the alternative and the index of the device.
     known: HashMap<(usize, usize), bool>,
 }
@@ -21,12 +22,22 @@ impl<'p, 'a> Matcher<'p, 'a> {
         devices: &'p [Found<'a>],
         node: &'p NodeInfo,
         selectors: &'p Selectors,
+        stop: &'p dyn Fn() -> bool,
     ) -> Self {
         Self {
             devices,
             node,
             selectors,
+            stop,
             known: HashMap::new(),
+        }
+    }
+
+    /// Fails if the search must stop. It is called before each step that takes time.
+    pub(super) fn ensure_not_stopped(&self) -> Result<(), Error> {
+        match (self.stop)() {
+            true => Err(Error::Stopped),
+            false => Ok(()),
         }
     }
 
@@ -62,6 +73,7 @@ impl<'p, 'a> Matcher<'p, 'a> {
         whose: impl Fn() -> String,
     ) -> Result<bool, Error> {
         for (i, selector) in selectors.iter().enumerate() {
+            self.ensure_not_stopped()?;
             let failed = |what: &str, why: &str| {
                 let whose = whose();
                 Error::Failed(format!("{whose}: selector #{i}: CEL {what} error: {why}"))

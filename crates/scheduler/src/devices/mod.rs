@@ -31,6 +31,9 @@ use slices::Slices;
 
 /// The maximum number of devices of a claim.
 const RESULTS_MAX: usize = 32;
+/// The maximum number of claims, requests and devices of a pod together: the search recurses for
+/// each of them.
+const STEPS_MAX: usize = 512;
 
 /// A pool of a driver.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -112,7 +115,7 @@ impl Inventory<'_> {
     ) -> Result<Option<Vec<AllocationResult>>, Error> {
         let pools = pools::gather(self.slices, node);
         let (devices, keys) = (pools::devices(&pools), plan::keys(claims));
-        let mut matcher = matcher::Matcher::new(&devices, node, self.selectors);
+        let mut matcher = matcher::Matcher::new(&devices, node, self.selectors, self.stop);
         let claims = claims.iter().copied().zip(keys.iter().map(String::as_str));
         let plans = plan::plans(claims, self, &pools, &mut matcher)?;
         let found = search::search(&plans, &pools, matcher, self)?;

@@ -7,7 +7,7 @@ use k8s_openapi::api::resource::v1::{
 };
 
 use super::{
-    Error, Inventory, RESULTS_MAX,
+    Error, Inventory, RESULTS_MAX, STEPS_MAX,
     allocated::InUse,
     capacity,
     classes::Classes,
@@ -62,6 +62,16 @@ type Request<'a> = Vec<Alternative<'a>>;
 pub(super) struct Plan<'a> {
     pub(super) claim: &'a ResourceClaim,
     pub(super) requests: Vec<Request<'a>>,
+}
+
+impl Plan<'_> {
+    /// The maximum number of nested steps of the search for this claim.
+    fn steps(&self) -> usize {
+        let most = |request: &Request<'_>| request.iter().map(Alternative::count).max();
+        let counts = self.requests.iter().filter_map(most);
+        let devices = counts.fold(0, usize::saturating_add).min(RESULTS_MAX);
+        1 + self.requests.len() + devices
+    }
 }
 
 /// What requests and alternatives have in common.
@@ -138,7 +148,15 @@ pub(super) fn plans<'a, 'd>(
         number: 0,
     };
     let plans = claims.map(|(claim, key)| planner.plan(claim, key));
-    plans.collect()
+    let plans = plans.collect::<Result<Vec<_>, _>>()?;
+    let steps: usize = plans.iter().map(Plan::steps).sum();
+    if steps > STEPS_MAX {
+        return Err(Error::OnNode(format!(
+            "the pod has too many resource claims: {steps} claims, requests and devices exceed \
+             the limit of {STEPS_MAX}"
+        )));
+    }
+    Ok(plans)
 }
 
 impl<'a> Planner<'_, '_, '_, 'a> {
@@ -244,6 +262,7 @@ impl<'a> Planner<'_, '_, '_, 'a> {
         }
         let mut all = Vec::new();
         for at in 0..self.matcher.devices.len() {
+            self.matcher.ensure_not_stopped()?;
             if !self.matcher.selects(alternative, at)? {
                 continue;
             }

@@ -61,7 +61,6 @@ struct Search<'s, 'a> {
     pools: &'s [Pool<'a>],
     matcher: Matcher<'s, 'a>,
     in_use: InUse<'a>,
-    stop: &'s dyn Fn() -> bool,
     /// The claims that take each device.
     takers: Vec<Vec<usize>>,
     /// The shares of each device.
@@ -90,7 +89,6 @@ pub(super) fn search<'s, 'a>(
         pools,
         matcher,
         in_use: inventory.in_use,
-        stop: inventory.stop,
         takers: vec![Vec::new(); devices],
         shares: vec![Shares::default(); devices],
         counters: pools.iter().map(|_| None).collect(),
@@ -144,9 +142,7 @@ impl<'a> Search<'_, 'a> {
     /// Allocates the `nth` device of a request and all that follow. Within a request the devices
     /// are chosen in ascending order, since their order makes no difference.
     fn pick(&mut self, at: At, nth: usize, first: usize) -> Result<bool, Stop> {
-        if (self.stop)() {
-            return Err(Error::Stopped.into());
-        }
+        self.matcher.ensure_not_stopped()?;
         let plans = self.plans;
         let alternative = &plans[at.claim].requests[at.request][at.alternative];
         let count = alternative.count();
@@ -167,6 +163,7 @@ impl<'a> Search<'_, 'a> {
             return Ok(self.take(at, device, true)? && self.go_on(at, nth, device)?);
         }
         for device in first..self.matcher.devices.len() {
+            self.matcher.ensure_not_stopped()?;
             if self.is_usable(at, device)?
                 && self.take(at, device, false)?
                 && self.go_on(at, nth, device)?

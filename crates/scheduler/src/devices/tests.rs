@@ -528,3 +528,58 @@ fn errors_name_the_claim_or_class_and_the_search_can_be_stopped() {
     let found = inventory.allocate(&node, &[&request(json!({}))], String::new);
     assert_eq!(found, Err(Error::Stopped));
 }
+
+#[test]
+fn the_largest_search_fits_a_small_stack_and_larger_ones_are_rejected() {
+    let device = |i: usize| json!({"name": format!("gpu-{i}")});
+    let slices: Vec<Value> = (0..5)
+        .map(|at| {
+            let devices: Vec<Value> = (0..128).map(|i| device(at * 128 + i)).collect();
+            slice(
+                &format!("p{at}"),
+                json!({"nodeName": "n1"}),
+                &json!(devices),
+            )
+        })
+        .collect();
+    let devices = |claims: usize| {
+        let world = World::new(&slices);
+        let names: Vec<String> = (0..claims).map(|i| format!("c{i}")).collect();
+        let request = json!({"requests": [exactly("r", 32, json!({}))]});
+        let claims: Vec<ResourceClaim> = names.iter().map(|name| claim(name, &request)).collect();
+        world.devices(&claims.iter().collect::<Vec<_>>())
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(2 << 20);
+        let found = thread.spawn_scoped(scope, || devices(15)).unwrap();
+        assert_eq!(found.join().unwrap().unwrap().unwrap().len(), 15);
+    });
+    let why = "the pod has too many resource claims: 544 claims, requests and devices exceed the \
+               limit of 512";
+    assert_eq!(devices(16), Err(Error::OnNode(why.into())));
+}
+
+#[test]
+fn the_search_stops_between_devices_and_selectors() {
+    let world = World::new(&gpus());
+    let node = samples::node("n1", "1", "1Gi");
+    let asks = std::cell::Cell::new(0);
+    let all = json!({"allocationMode": "All", "selectors": selector("true")});
+    for more in [all, json!({"selectors": selector("false")})] {
+        asks.set(0);
+        let inventory = Inventory {
+            slices: &world.slices,
+            classes: &world.classes,
+            in_use: InUse {
+                known: &world.allocated,
+                pending: &Allocated::default(),
+            },
+            selectors: &world.selectors,
+            stop: &|| asks.replace(asks.get() + 1) >= 2,
+        };
+        let claim = claim("c", &json!({"requests": [exactly("r", 1, more)]}));
+        let found = inventory.allocate(&node, &[&claim], String::new);
+        assert_eq!(found, Err(Error::Stopped));
+        assert_eq!(asks.get(), 3);
+    }
+}

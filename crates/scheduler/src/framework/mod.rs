@@ -8,10 +8,12 @@ pub mod profile;
 use std::{any::Any, borrow::Cow, collections::BTreeSet, sync::Arc};
 
 use futures::future::BoxFuture;
+use parking_lot::Mutex;
 
 use crate::{
     cluster::{Cluster, Slot},
     cycle::{Cycle, Failure, SeededRng},
+    plugins::dynamic_resources::Pending,
     pod::PodInfo,
     write::{Release, Writes},
 };
@@ -160,6 +162,13 @@ pub enum Permit {
 /// An error fails the binding; the pod is scheduled again.
 pub type BindResult = Result<(), kube::Error>;
 
+/// What the plugins of all profiles share while one scheduling loop runs.
+#[derive(Default)]
+pub struct LoopState {
+    /// Guards the device allocations that are being written.
+    pub(crate) pending_devices: Arc<Mutex<Pending>>,
+}
+
 /// A scheduling plugin.
 pub trait Plugin: Send + Sync {
     /// The name in configurations and diagnoses.
@@ -167,6 +176,11 @@ pub trait Plugin: Send + Sync {
 
     /// The extension points that it implements.
     fn points(&self) -> &'static [Point];
+
+    /// The plugin for a new scheduling loop, if it shares state with other profiles.
+    fn for_loop(&self, _state: &LoopState) -> Option<Arc<dyn Plugin>> {
+        None
+    }
 
     /// Prepares what the plugin reads of the cluster for this pod: columns, counts.
     fn prepare(&self, _pod: &PodInfo, _cluster: &mut Cluster) {}

@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use super::{Plugin, Point};
+use super::{LoopState, Plugin, Point};
 use crate::metrics::{Families, Meter};
 
 /// The number of profiles created.
@@ -102,6 +102,21 @@ impl Profile {
             }
         }
         Self::new("default-scheduler", 0, points)
+    }
+
+    /// The same profile for a new scheduling loop.
+    pub(crate) fn for_loop(mut self, state: &LoopState) -> Self {
+        for plugin in &mut self.plugins {
+            let Some(new) = plugin.for_loop(state) else {
+                continue;
+            };
+            let enabled = self.points.values_mut().flatten();
+            for one in enabled.filter(|one| one.plugin.name() == new.name()) {
+                one.plugin = new.clone();
+            }
+            *plugin = new;
+        }
+        self
     }
 
     /// Records the metrics of its plugins from now on.

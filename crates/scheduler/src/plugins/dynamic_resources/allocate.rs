@@ -98,12 +98,32 @@ impl DynamicResources {
             }
             claims::check_classes(claim, &cluster.classes)?;
         }
-        let limit = Some(self.filter_timeout).filter(|limit| !limit.is_zero());
+        drop(pending);
         Ok(Wanted {
             claims,
             extended: Extended::new(pod, cluster),
-            deadline: limit.map(|limit| Instant::now() + limit),
+            deadline: self.deadline_of(pod),
         })
+    }
+
+    /// Starts the time of an attempt, which Filter, Score and Reserve share.
+    pub(super) fn begin_attempt(&self, pod: &PodInfo) {
+        let end = self.new_deadline();
+        *self.deadline.lock() = end.map(|end| (pod.uid.clone(), end));
+    }
+
+    fn new_deadline(&self) -> Option<Instant> {
+        let limit = Some(self.filter_timeout).filter(|limit| !limit.is_zero());
+        limit.map(|limit| Instant::now() + limit)
+    }
+
+    /// When the current attempt ends; `None` without a limit.
+    fn deadline_of(&self, pod: &PodInfo) -> Option<Instant> {
+        let current = self.deadline.lock();
+        match current.as_ref().filter(|(uid, _)| *uid == pod.uid) {
+            Some((_, end)) => Some(*end),
+            None => self.new_deadline(),
+        }
     }
 
     /// The allocations for a node.

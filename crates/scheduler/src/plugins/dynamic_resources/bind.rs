@@ -233,6 +233,10 @@ impl Binding<'_> {
             let mut are_ready = true;
             for (name, claim) in names.iter().zip(claims) {
                 let known = caches.device_claims.get(namespace, name);
+                let is_same = |known: &ResourceClaim| known.metadata.uid == claim.metadata.uid;
+                if !known.as_deref().is_some_and(is_same) {
+                    self.ensure_exists(claim).await?;
+                }
                 // The watch may not show the allocation yet.
                 let known = known.filter(|known| version(known) >= version(claim));
                 let newest = known.as_deref().unwrap_or(claim);
@@ -254,10 +258,33 @@ impl Binding<'_> {
             }
         }
     }
+
+    /// Fails if a claim was deleted. The watch may not show a new claim yet.
+    async fn ensure_exists(&self, claim: &ResourceClaim) -> Result<(), String> {
+        let name = claim.metadata.name.as_deref().unwrap_or_default();
+        match self.api().get_opt(name).await {
+            Ok(Some(found)) if found.metadata.uid == claim.metadata.uid => Ok(()),
+            Ok(_) => {
+                let failed = conditions::FAILED;
+                Err(format!("{failed}: claim={name} was deleted"))
+            }
+            Err(error) => {
+                warn!(claim = key(claim), %error, "cannot read a claim that is not in the cache");
+                Ok(())
+            }
+        }
+    }
 }
 
 /// Removes the pod from its claims, and deletes the claim for its extended resources.
-pub(super) async fn roll_back(writes: &Writes, pod: &PodInfo, reservation: &Reservation) {
+/// Allocations that are written stay pending until the watch shows them, also those whose response
+/// was lost.
+pub(super) async fn roll_back(
+    writes: &Writes,
+    pod: &PodInfo,
+    pending: &Mutex<Pending>,
+    reservation: &Reservation,
+) {
     let api: Api<ResourceClaim> = Api::namespaced(writes.client.clone(), pod.namespace());
     if let Some(claim) = &reservation.created {
         writes.release(&Release::Delete(claim.clone())).await;
@@ -271,7 +298,11 @@ pub(super) async fn roll_back(writes: &Writes, pod: &PodInfo, reservation: &Rese
                 continue;
             }
         };
-        if !newest.is_some_and(|newest| is_reserved_for(&newest, &pod.uid)) {
+        let Some(newest) = newest else { continue };
+        if allocation(&newest).is_some() {
+            pending.lock().written(claim, version(&newest));
+        }
+        if !is_reserved_for(&newest, &pod.uid) {
             continue;
         }
         let delete = json!({"$patch": "delete", "uid": &*pod.uid});

@@ -46,8 +46,11 @@ fn find<'a>(status: &'a AllocatedDeviceStatus, kind: &str) -> Option<&'a Conditi
     all.find(|one| one.type_ == kind && one.status == "True")
 }
 
-/// Whether all binding conditions are true; an error if a device failed.
+/// Whether the claim is allocated and all binding conditions are true; an error if a device failed.
 pub(super) fn are_met(claim: &ResourceClaim) -> Result<bool, String> {
+    if allocation(claim).is_none() {
+        return Ok(false);
+    }
     for result in results(claim)
         .iter()
         .filter(|one| !conditions(one).is_empty())

@@ -52,7 +52,10 @@ impl Extended {
         (!resources.is_empty()).then(|| Self {
             resources,
             uid: uuid::Uuid::new_v4().to_string(),
-            stale: cluster.device_claims.extended(&pod.uid).cloned(),
+            stale: cluster
+                .device_claims
+                .extended(pod.namespace(), &pod.uid)
+                .cloned(),
         })
     }
 

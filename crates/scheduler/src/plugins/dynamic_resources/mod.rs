@@ -11,7 +11,12 @@ mod pending;
 #[cfg(test)]
 mod tests;
 
-use std::{any::Any, cell::RefCell, sync::Arc, time::Duration};
+use std::{
+    any::Any,
+    cell::RefCell,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -26,7 +31,7 @@ use crate::{
     cycle::{Cycle, Failure, SeededRng},
     devices::selectors::Selectors,
     framework::{
-        BindResult, Plugin, Point, PostFilter, PreFilter,
+        BindResult, LoopState, Plugin, Point, PostFilter, PreFilter,
         candidates::Candidates,
         event::{Event, EventKind},
         normalize,
@@ -37,7 +42,8 @@ use crate::{
 use allocate::{Refusal, Wanted};
 use bind::Binding;
 use claims::claims;
-use pending::Pending;
+use extended::Extended;
+pub(crate) use pending::Pending;
 
 /// The plugin's name.
 pub(crate) const NAME: &str = "DynamicResources";
@@ -55,9 +61,18 @@ pub(super) struct DynamicResources {
     filter_timeout: Duration,
     /// How long devices may take to become ready for a pod.
     binding_timeout: Duration,
-    selectors: Selectors,
-    /// Guards the allocations of pods that are being bound; never held across an await.
-    pending: Mutex<Pending>,
+    selectors: Arc<Selectors>,
+    /// Guards the allocations of pods that are being bound; never held across an await. All
+    /// profiles of a scheduling loop share it.
+    pending: Arc<Mutex<Pending>>,
+    /// Guards the pod of the current attempt and when the search for its devices ends: PreFilter
+    /// sets it for Filter, Score and Reserve.
+    deadline: Mutex<Option<(Arc<str>, Instant)>>,
+}
+
+/// Whether devices are allocated for the pod, which may take long.
+pub(crate) fn needs_devices(pod: &PodInfo, cluster: &Cluster) -> bool {
+    !pod.template.resource_claims.is_empty() || Extended::new(pod, cluster).is_some()
 }
 
 /// Creates the plugin.
@@ -77,8 +92,9 @@ pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     Ok(Arc::new(DynamicResources {
         filter_timeout: duration("filterTimeout", given.filter_timeout, 10)?,
         binding_timeout,
-        selectors: Selectors::default(),
-        pending: Mutex::default(),
+        selectors: Arc::default(),
+        pending: Arc::default(),
+        deadline: Mutex::default(),
     }))
 }
 
@@ -101,11 +117,22 @@ impl Plugin for DynamicResources {
         ]
     }
 
+    fn for_loop(&self, state: &LoopState) -> Option<Arc<dyn Plugin>> {
+        Some(Arc::new(Self {
+            filter_timeout: self.filter_timeout,
+            binding_timeout: self.binding_timeout,
+            selectors: self.selectors.clone(),
+            pending: state.pending_devices.clone(),
+            deadline: Mutex::default(),
+        }))
+    }
+
     fn pre_enqueue(&self, pod: &PodInfo, cluster: &Cluster) -> Result<(), String> {
         claims(pod, cluster).map(|_| ())
     }
 
     fn pre_filter(&self, pod: &PodInfo, cluster: &Cluster) -> PreFilter {
+        self.begin_attempt(pod);
         match self.wanted(pod, cluster) {
             Ok(wanted) if wanted.is_empty() => PreFilter::Skip,
             Ok(wanted) => PreFilter::Continue(Box::new(wanted)),
@@ -261,7 +288,7 @@ impl Plugin for DynamicResources {
         let reservation = self.pending.lock().of_pod(&pod.uid);
         Box::pin(async move {
             if let Some(reservation) = reservation {
-                bind::roll_back(writes, pod, &reservation).await;
+                bind::roll_back(writes, pod, &self.pending, &reservation).await;
             }
         })
     }
@@ -291,7 +318,10 @@ impl Plugin for DynamicResources {
                 old.labels != new.labels || old.allocatable != new.allocatable
             }
             // Its binding failed: allocations that were not written are free again.
-            Event::PodDeleted(gone) => !gone.template.resource_claims.is_empty(),
+            Event::PodDeleted(gone) => {
+                let template = &gone.template;
+                !template.resource_claims.is_empty() || !template.extended.is_empty()
+            }
             _ => false,
         }
     }

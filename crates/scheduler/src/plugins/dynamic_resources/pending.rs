@@ -36,7 +36,7 @@ struct Entry {
 
 /// Allocations by the uid of their claim.
 #[derive(Debug, Default)]
-pub(super) struct Pending {
+pub(crate) struct Pending {
     claims: HashMap<String, Entry>,
     /// The sum of all; readers share it while it changes.
     devices: Arc<Allocated>,

@@ -116,8 +116,9 @@ fn a_device_is_taken_from_reserve_until_the_watch_shows_the_allocation() {
     let plugin = DynamicResources {
         filter_timeout: Duration::ZERO,
         binding_timeout: Duration::from_secs(600),
-        selectors: Selectors::default(),
-        pending: Mutex::default(),
+        selectors: Arc::default(),
+        pending: Arc::default(),
+        deadline: Mutex::default(),
     };
     let mut cluster = cluster();
     let (one, two) = (pod("a", "one"), pod("b", "two"));
@@ -305,4 +306,58 @@ fn devices_that_fail_or_are_late_make_an_allocation_useless() {
             "{conditions}"
         );
     }
+}
+
+#[test]
+fn profiles_of_one_loop_share_what_is_reserved_and_a_new_loop_starts_without_it() {
+    let (made, state) = (plugin(), LoopState::default());
+    let in_loop = |state: &LoopState| made.for_loop(state).unwrap();
+    let (one, other) = (in_loop(&state), in_loop(&state));
+    let mut cluster = cluster();
+    put(&mut cluster, &claim_with("one", 1, &json!({})));
+    put(&mut cluster, &claim_with("two", 2, &json!({})));
+    let (first, second) = (pod("a", "one"), pod("b", "two"));
+    one.reserve(&first, &cluster, 0).unwrap();
+    let taken = other.reserve(&second, &cluster, 0);
+    assert_eq!(taken.unwrap_err(), "cannot allocate all claims");
+    let restarted = in_loop(&LoopState::default());
+    assert_eq!(restarted.reserve(&second, &cluster, 0), Ok(()));
+}
+
+#[test]
+fn an_attempt_has_one_deadline() {
+    let (mut cluster, pod) = (cluster(), pod("a", "one"));
+    put(&mut cluster, &claim_with("one", 1, &json!({})));
+    let plugin = new(&json!({"filterTimeout": "1ms"})).unwrap();
+    plugin.pre_filter(&pod, &cluster);
+    let end = std::time::Instant::now() + std::time::Duration::from_millis(1);
+    while std::time::Instant::now() < end {
+        std::hint::spin_loop();
+    }
+    let why = plugin.reserve(&pod, &cluster, 0).unwrap_err();
+    assert_eq!(why, "node n1: timed out trying to allocate devices");
+}
+
+#[test]
+fn a_claim_without_an_allocation_is_not_ready() {
+    assert_eq!(
+        conditions::are_met(&claim_with("one", 1, &json!({}))),
+        Ok(false)
+    );
+    let allocated = claim_with("one", 2, &json!({"allocation": {}}));
+    assert_eq!(conditions::are_met(&allocated), Ok(true));
+}
+
+#[test]
+fn the_extended_claim_of_a_pod_is_in_its_namespace() {
+    let owner = json!([{"apiVersion": "v1", "kind": "Pod", "name": "a", "uid": "u",
+        "controller": true}]);
+    let annotations = json!({"resource.kubernetes.io/extended-resource-claim": "true"});
+    let meta = json!({"name": "c", "namespace": "theirs", "uid": "c", "ownerReferences": owner,
+        "annotations": annotations});
+    let claim = Arc::new(parsed(json!({"metadata": meta, "spec": {}})));
+    let mut cluster = cluster();
+    cluster.device_claims.put("theirs", "c", Some(&claim));
+    assert!(cluster.device_claims.extended("theirs", "u").is_some());
+    assert!(cluster.device_claims.extended("ours", "u").is_none());
 }
