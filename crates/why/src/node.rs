@@ -92,7 +92,7 @@ mod tests {
             "stopped posting",
             "DiskPressure",
             "taint a=b:NoExecute",
-            "-> look whether",
+            "-> check that",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }

@@ -482,7 +482,7 @@ mod tests {
                 pod(json!({}), on_node.clone(), container(crash, killed)),
                 Seen::default(),
                 vec![
-                    "ended by signal 15",
+                    "killed by signal 15",
                     "kubectl logs pod/web -c main --previous",
                 ],
             ),

@@ -197,7 +197,7 @@ mod tests {
             (
                 json!({"type": "ExternalName", "externalName": "a.b"}),
                 vec![],
-                "another name for a.b",
+                "of type ExternalName for a.b",
             ),
             (json!({}), vec![], "has no selector"),
         ];
