@@ -685,3 +685,21 @@ async fn a_claim_is_allocated_again_when_its_device_fails() {
     set_condition(&world, &again, "example.com/attached").await;
     world.bound("p").await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_does_not_wait_for_the_devices_of_a_deleted_claim() {
+    let world = World::start().await;
+    fabric(&world).await;
+    let claim = reserved(&world).await;
+    let name = claim.metadata.name.as_deref().unwrap();
+    let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    let params = PatchParams::default();
+    world.claims().patch(name, &params, &patch).await.unwrap();
+    let deleted = world.claims().delete(name, &DeleteParams::default()).await;
+    deleted.unwrap();
+    // The controller makes the claim again.
+    let again = reserved(&world).await;
+    assert_ne!(again.metadata.uid, claim.metadata.uid);
+    set_condition(&world, &again, "example.com/attached").await;
+    world.bound("p").await;
+}
