@@ -3,9 +3,10 @@
 use std::{
     collections::HashMap,
     sync::{Arc, atomic::AtomicUsize},
+    time::{Duration, Instant},
 };
 
-use runtime::images::{Images, Progress, Reference, registry::Credentials};
+use runtime::images::{Images, Progress, Reference, Stage, registry::Credentials};
 use serde_json::json;
 use tokio::sync::Notify;
 
@@ -316,4 +317,34 @@ async fn a_registry_that_claims_to_have_a_stored_layer_gets_no_image_with_it() {
     let name = private.name("app:v1");
     images.export(&name, &mut Vec::new()).unwrap();
     assert_eq!(files(&images, &name), [["secret"]]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_that_is_cancelled_while_it_unpacks_keeps_its_layers_from_being_swept() {
+    let fake = Fake::start(Manners::default()).await;
+    let slow = layer("zeros", &"\0".repeat(64 << 20));
+    let sample = image(&[layer("base", "one"), slow], json!({}));
+    fake.put("v1", &sample);
+    let dir = tempfile::tempdir().unwrap();
+    let images = store(dir.path());
+    let reference = Reference::parse(&fake.name("app:v1")).unwrap();
+    let (registries, nobody) = (fake.registries(), Credentials::default());
+    let watched = Arc::<Progress>::default();
+    let mut parts = watched.watch();
+    let unpacking = parts.wait_for(|parts| {
+        let top = parts.last();
+        top.is_some_and(|part| part.stage == Stage::Unpacking)
+    });
+    tokio::select! {
+        pulled = images.pull(&reference, &registries, &nobody, &watched) => panic!("{pulled:?}"),
+        seen = unpacking => drop(seen.unwrap()),
+    }
+    images.sweep().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while images.list().unwrap().is_empty() {
+        assert!(Instant::now() < deadline, "unpacking does not end");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let name = reference.to_string();
+    assert_eq!(files(&images, &name), [["zeros"], ["base"]]);
 }
