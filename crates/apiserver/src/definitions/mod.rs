@@ -6,6 +6,7 @@
 mod deletion;
 mod serving;
 mod status;
+mod unwritten;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +19,7 @@ use apiextensions::{
     names::{self, InUse},
 };
 use bytes::Bytes;
-use futures::{FutureExt, StreamExt};
+use futures::{FutureExt, StreamExt, future};
 use machinery::{Object, Status, Value};
 use store::{Revision, WatchItem};
 
@@ -26,6 +27,7 @@ use crate::{Resource, Stored, User, meta, pipeline::Core, user, write::Write};
 
 pub(crate) use deletion::mark;
 use status::Names;
+use unwritten::{Unwritten, is_passing};
 
 const GROUP: &str = "apiextensions.k8s.io";
 const PLURAL: &str = "customresourcedefinitions";
@@ -42,6 +44,8 @@ pub(crate) struct Definitions {
     /// go.
     waiting: BTreeMap<String, String>,
     in_use: InUse,
+    /// Definitions whose status could not be written.
+    unwritten: Unwritten,
 }
 
 /// Lists all definitions and serves them.
@@ -51,6 +55,7 @@ pub(crate) async fn load(core: &Arc<Core>) -> Result<Definitions, Status> {
         revision,
         waiting: BTreeMap::new(),
         in_use: InUse::default(),
+        unwritten: Unwritten::default(),
     };
     for resource in core.registry.table().all().filter(|one| !one.custom) {
         definitions.in_use.reserve(resource.kind.names());
@@ -73,7 +78,15 @@ pub(crate) async fn follow(core: Arc<Core>, mut definitions: Definitions) {
         match core.reader.watch(GROUP, PLURAL, after).await {
             Ok(Some(events)) => {
                 let mut events = events.fuse();
-                while let Some(Ok(item)) = events.next().await {
+                loop {
+                    let item = tokio::select! {
+                        item = events.next() => item,
+                        () = definitions.unwritten.due() => {
+                            definitions.write_again(&core).await;
+                            continue;
+                        }
+                    };
+                    let Some(Ok(item)) = item else { break };
                     let mut batch = Batch::default();
                     let mut next = Some(item);
                     while let Some(item) = next {
@@ -177,7 +190,9 @@ impl Definitions {
 
     fn forget(&mut self, core: &Core, definition: &Value) {
         let (group, plural) = id(definition);
-        self.waiting.remove(&format!("{plural}.{group}"));
+        let name = format!("{plural}.{group}");
+        self.waiting.remove(&name);
+        self.unwritten.remove(&name);
         self.in_use.release(&group, &plural);
         core.registry.undefine(&group, &plural);
     }
@@ -201,6 +216,18 @@ impl Definitions {
         }
     }
 
+    /// Retries definitions whose status could not be written, in their current state.
+    async fn write_again(&mut self, core: &Arc<Core>) {
+        match core.reader.list(GROUP, PLURAL, "").await {
+            Ok((_, mut all)) => {
+                all.retain(|one| self.unwritten.contains(one.header.name()));
+                self.settle_all(core, all).await;
+            }
+            Err(status) => tracing::warn!(%status, "cannot read custom resource definitions"),
+        }
+        self.unwritten.schedule(&*core.config.clock);
+    }
+
     /// Processes definitions: serves them, writes their statuses, starts deletions.
     async fn settle_all(&mut self, core: &Arc<Core>, all: Vec<Arc<Stored>>) {
         if all.is_empty() {
@@ -211,13 +238,14 @@ impl Definitions {
         let since = now.map_or(Revision::MAX, |now| now + 1);
         let mut steps = Vec::new();
         for stored in all {
+            self.unwritten.remove(stored.header.name());
             steps.extend(self.serve_or_delete(core, stored.parse(), &stored.bytes(), since));
             tokio::task::yield_now().await;
         }
-        let steps = futures::stream::iter(steps);
-        steps
-            .for_each_concurrent(AT_ONCE, |step| carry_out(core, step))
-            .await;
+        let steps = futures::stream::iter(steps).map(|step| carry_out(core, step));
+        let failed = steps.buffer_unordered(AT_ONCE).filter_map(future::ready);
+        self.unwritten.extend(failed.collect().await);
+        self.unwritten.schedule(&*core.config.clock);
     }
 
     /// Serves a definition, or prepares its deletion.
@@ -275,13 +303,15 @@ impl Definitions {
     }
 }
 
-async fn carry_out(core: &Arc<Core>, step: Step) {
+/// Returns the name of a definition whose status is to be written again later.
+async fn carry_out(core: &Arc<Core>, step: Step) -> Option<String> {
     match step {
         Step::Write(names) => {
             let written = names.write(core).await;
             if let Err(status) = written {
                 let definition = names.name;
                 tracing::warn!(definition, %status, "cannot update the status of a custom resource definition");
+                return is_passing(&status).then_some(definition);
             } else if names.conflict.is_none()
                 && let Some((plural, group)) = names.name.split_once('.')
             {
@@ -299,6 +329,7 @@ async fn carry_out(core: &Arc<Core>, step: Step) {
         // definitions do not wait.
         Step::Empty(definition) => deletion::spawn_empty(core, definition),
     }
+    None
 }
 
 /// The group and the plural of a definition.
