@@ -97,6 +97,18 @@ impl Visited {
     }
 }
 
+/// Upstream's warning about the default types, as klog prints it. Upstream prints it whenever there
+/// is a namespace, also the one of the kubeconfig or `default`: always.
+fn default_types_warning() -> String {
+    format!(
+        "W{} {:>7} prune.go:71] Deprecated: kubectl apply will no longer prune non-namespaced resources by default when \
+         used with the --namespace flag in a future release. To preserve the current behaviour, list the resources you \
+         want to target explicitly in the --prune-allowlist flag.",
+        jiff::Zoned::now().strftime("%m%d %H:%M:%S.%6f"),
+        std::process::id()
+    )
+}
+
 /// The types to look at: those of `--prune-allowlist`, or the default ones.
 pub(in super::super) async fn types(
     session: &Session,
@@ -115,6 +127,7 @@ pub(in super::super) async fn types(
         named.push((api_version, (*kind).to_owned()));
     }
     if named.is_empty() {
+        eprintln!("{}", default_types_warning());
         named = TYPES
             .iter()
             .map(|(version, kind)| ((*version).to_owned(), (*kind).to_owned()))
@@ -135,6 +148,9 @@ impl Apply {
     pub(super) async fn prune(&self, session: &Session, applied: &[Value]) -> Result<()> {
         let mut visited = Visited::default();
         applied.iter().for_each(|object| visited.add(object));
+        if session.namespace_given {
+            visited.add_namespace(&session.namespace);
+        }
         let dry_run = self.dry_run.mode()?;
         let options = self.how.options(dry_run)?;
         let types = types(session, &self.prune_allowlist).await?;
