@@ -12,7 +12,10 @@ use std::{
 use cluster::{Role, Running, settings::DATA_DIR};
 use lifecycle::State;
 
-use crate::user_kubeconfig::{self, Added};
+use crate::{
+    notify,
+    user_kubeconfig::{self, Added},
+};
 
 /// A component that takes longer gets a line about it.
 const SAY_AFTER: Duration = Duration::from_secs(10);
@@ -151,9 +154,14 @@ fn binary() -> String {
     path.unwrap_or_else(|_| "mainstay".into())
 }
 
-/// Commands that work as printed, from another terminal.
+/// Commands that work as printed.
 fn next_steps(running: &Running, kubeconfig: Option<&Added>) -> String {
     let binary = binary();
+    let (place, stop) = match std::env::var_os(notify::VARIABLE).is_some() {
+        // `--detach`: the terminal is free, and its Ctrl-C does not reach this process.
+        true => ("", format!("`{binary} down`")),
+        false => (" in another terminal", "Ctrl-C".to_owned()),
+    };
     let file = running.settings().data_dir.join("admin.kubeconfig");
     let choose = match kubeconfig {
         Some(added) if added.is_current => String::new(),
@@ -161,7 +169,7 @@ fn next_steps(running: &Running, kubeconfig: Option<&Added>) -> String {
         None => format!("  export KUBECONFIG={}\n", file.display()),
     };
     format!(
-        "Try this in another terminal:\n\n\
+        "Try this{place}:\n\n\
          {choose}  \
            alias k='{binary} kubectl'\n\n  \
            k get nodes\n  \
@@ -170,7 +178,7 @@ fn next_steps(running: &Running, kubeconfig: Option<&Added>) -> String {
            k rollout status deployment web\n  \
            k get pods -o wide\n  \
            {binary} hello get http://$(k get service web -o jsonpath={{.spec.clusterIP}})/\n\n\
-         Ctrl-C stops the control plane and leaves containers running; `{binary} reset` removes everything.",
+         {stop} stops the control plane and leaves containers running; `{binary} reset` removes everything.",
     )
 }
 
