@@ -394,6 +394,12 @@ async fn many_definitions_are_described_by_one_document() {
     let made = begun.elapsed();
     let established = |answer: &Raw| condition(&answer.json(), "Established").is_some();
     until(&server, &last, established).await;
+    // A definition is listed right after its condition is written.
+    let all_listed = |answer: &Raw| {
+        let length = |listed: Value| listed["resources"].as_array().map(Vec::len);
+        answer.code == 200 && length(answer.json()) == Some(count + 1)
+    };
+    until(&server, "/apis/example.com/v1", all_listed).await;
     eprintln!("made in {made:?}, established in {:?}", begun.elapsed());
     // Includes the revisions of the last minutes; how much memory is returned depends on the
     // allocator.
