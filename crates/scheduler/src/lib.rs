@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod alone;
+mod binding_cycle;
 mod bindings;
 pub mod cluster;
 pub mod configuration;

@@ -97,17 +97,11 @@ impl Visited {
     }
 }
 
-/// Upstream's warning about the default types, as klog prints it. Upstream prints it whenever there
-/// is a namespace, also the one of the kubeconfig or `default`: always.
-fn default_types_warning() -> String {
-    format!(
-        "W{} {:>7} prune.go:71] Deprecated: kubectl apply will no longer prune non-namespaced resources by default when \
-         used with the --namespace flag in a future release. To preserve the current behaviour, list the resources you \
-         want to target explicitly in the --prune-allowlist flag.",
-        jiff::Zoned::now().strftime("%m%d %H:%M:%S.%6f"),
-        std::process::id()
-    )
-}
+/// Printed for the default types. Upstream prints it whenever there is a namespace, also the one of
+/// the kubeconfig or `default`: always.
+const DEFAULT_TYPES_WARNING: &str = "Deprecated: kubectl apply will no longer prune non-namespaced resources by default \
+     when used with the --namespace flag in a future release. To preserve the current behaviour, list the resources you \
+     want to target explicitly in the --prune-allowlist flag.";
 
 /// The types to look at: those of `--prune-allowlist`, or the default ones.
 pub(in super::super) async fn types(
@@ -127,7 +121,7 @@ pub(in super::super) async fn types(
         named.push((api_version, (*kind).to_owned()));
     }
     if named.is_empty() {
-        eprintln!("{}", default_types_warning());
+        eprintln!("{DEFAULT_TYPES_WARNING}");
         named = TYPES
             .iter()
             .map(|(version, kind)| ((*version).to_owned(), (*kind).to_owned()))
