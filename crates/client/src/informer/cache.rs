@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::{
-    IndexFn, Object,
+    AnyObject, Object,
     slot::{Decoded, Slot},
     subscription::{Change, Sender},
 };
@@ -54,43 +54,43 @@ impl PartialEq for dyn Named + '_ {
 impl Eq for dyn Named + '_ {}
 
 /// A slot, ordered by its object's key.
-struct ByKey<K>(Arc<Slot<K>>);
+struct ByKey(Arc<Slot>);
 
-impl<K: Object> Ord for ByKey<K> {
+impl Ord for ByKey {
     fn cmp(&self, other: &Self) -> Ordering {
         self.0.key().cmp(&other.0.key())
     }
 }
 
-impl<K: Object> PartialOrd for ByKey<K> {
+impl PartialOrd for ByKey {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<K: Object> PartialEq for ByKey<K> {
+impl PartialEq for ByKey {
     fn eq(&self, other: &Self) -> bool {
         self.0.key() == other.0.key()
     }
 }
 
-impl<K: Object> Eq for ByKey<K> {}
+impl Eq for ByKey {}
 
-impl<'a, K: Object> Borrow<dyn Named + 'a> for ByKey<K> {
+impl<'a> Borrow<dyn Named + 'a> for ByKey {
     fn borrow(&self) -> &(dyn Named + 'a) {
         &*self.0
     }
 }
 
 /// The objects under one key of an index: usually one.
-enum Filed<K> {
-    One(ByKey<K>),
-    Many(BTreeSet<ByKey<K>>),
+enum Filed {
+    One(ByKey),
+    Many(BTreeSet<ByKey>),
 }
 
-impl<K: Object> Filed<K> {
+impl Filed {
     /// Adds an object, replacing its earlier version.
-    fn put(&mut self, slot: ByKey<K>) {
+    fn put(&mut self, slot: ByKey) {
         match self {
             Self::One(only) if *only == slot => *only = slot,
             Self::One(only) => {
@@ -102,7 +102,7 @@ impl<K: Object> Filed<K> {
     }
 
     /// Removes an object; returns whether none is left.
-    fn take(&mut self, slot: &ByKey<K>) -> bool {
+    fn take(&mut self, slot: &ByKey) -> bool {
         match self {
             Self::One(only) => only == slot,
             Self::Many(slots) => {
@@ -112,7 +112,7 @@ impl<K: Object> Filed<K> {
         }
     }
 
-    fn slots(&self) -> Vec<Arc<Slot<K>>> {
+    fn slots(&self) -> Vec<Arc<Slot>> {
         match self {
             Self::One(only) => vec![only.0.clone()],
             Self::Many(slots) => slots.iter().map(|slot| slot.0.clone()).collect(),
@@ -120,34 +120,36 @@ impl<K: Object> Filed<K> {
     }
 }
 
-struct Index<K> {
+/// Returns the keys of an object in an index.
+pub(super) type Keys = Box<dyn Fn(&dyn AnyObject) -> Vec<String> + Send + Sync>;
+
+struct Index {
     name: &'static str,
-    keys: IndexFn<K>,
-    entries: HashMap<Box<str>, Filed<K>>,
+    keys: Keys,
+    entries: HashMap<Box<str>, Filed>,
 }
 
-pub(super) struct Cache<K> {
-    objects: BTreeSet<ByKey<K>>,
-    indexes: Vec<Index<K>>,
-    subscribers: Vec<Sender<K>>,
+pub(super) struct Cache {
+    objects: BTreeSet<ByKey>,
+    indexes: Vec<Index>,
+    subscribers: Vec<Sender>,
     /// Decoded forms of the objects.
-    pub(super) decoded: Arc<Decoded<K>>,
+    pub(super) decoded: Arc<Decoded>,
 }
 
-impl<K> Default for Cache<K> {
-    fn default() -> Self {
+impl Cache {
+    /// For objects of this kind.
+    pub(super) fn new<K: Object>() -> Self {
         Self {
             objects: BTreeSet::new(),
             indexes: Vec::new(),
             subscribers: Vec::new(),
-            decoded: Arc::default(),
+            decoded: Arc::new(Decoded::new::<K>()),
         }
     }
-}
 
-impl<K: Object> Cache<K> {
     /// Must be called before the first object is stored.
-    pub(super) fn add_index(&mut self, name: &'static str, keys: IndexFn<K>) {
+    pub(super) fn add_index(&mut self, name: &'static str, keys: Keys) {
         self.indexes.push(Index {
             name,
             keys,
@@ -155,12 +157,12 @@ impl<K: Object> Cache<K> {
         });
     }
 
-    pub(super) fn get(&self, namespace: &str, name: &str) -> Option<Arc<Slot<K>>> {
+    pub(super) fn get(&self, namespace: &str, name: &str) -> Option<Arc<Slot>> {
         let key: &dyn Named = &(namespace, name);
         self.objects.get(key).map(|slot| slot.0.clone())
     }
 
-    pub(super) fn list(&self) -> Vec<Arc<Slot<K>>> {
+    pub(super) fn list(&self) -> Vec<Arc<Slot>> {
         self.objects.iter().map(|slot| slot.0.clone()).collect()
     }
 
@@ -168,8 +170,8 @@ impl<K: Object> Cache<K> {
     pub(super) fn list_in(
         &self,
         namespace: &str,
-        is_wanted: impl Fn(&Slot<K>) -> bool,
-    ) -> Vec<Arc<Slot<K>>> {
+        is_wanted: impl Fn(&Slot) -> bool,
+    ) -> Vec<Arc<Slot>> {
         let first: &dyn Named = &(namespace, "");
         let from = (Bound::Included(first), Bound::Unbounded);
         let all = self.objects.range::<dyn Named, _>(from);
@@ -186,7 +188,7 @@ impl<K: Object> Cache<K> {
         all.next().is_some_and(|slot| slot.0.key().0 == namespace)
     }
 
-    pub(super) fn by_index(&self, index: &str, key: &str) -> Vec<Arc<Slot<K>>> {
+    pub(super) fn by_index(&self, index: &str, key: &str) -> Vec<Arc<Slot>> {
         let index = self
             .indexes
             .iter()
@@ -222,7 +224,7 @@ impl<K: Object> Cache<K> {
         lengths.max().unwrap_or(0)
     }
 
-    pub(super) fn subscribe(&mut self, sender: Sender<K>) {
+    pub(super) fn subscribe(&mut self, sender: Sender) {
         for slot in &self.objects {
             if !sender.send(Change::Added(slot.0.clone())) {
                 return;
@@ -233,7 +235,7 @@ impl<K: Object> Cache<K> {
 
     /// Stores the newest version of an object and publishes the change. An object that was
     /// recreated under the same name is published as a deletion and an addition.
-    pub(super) fn upsert(&mut self, new: Arc<Slot<K>>) {
+    pub(super) fn upsert(&mut self, new: Arc<Slot>) {
         let (namespace, name) = new.key();
         let mut old = self.get(namespace, name);
         if let Some(before) = &old {
@@ -247,9 +249,9 @@ impl<K: Object> Cache<K> {
         self.objects.replace(ByKey(new.clone()));
         let object = new.peek(&self.decoded);
         for index in &mut self.indexes {
-            let now = (index.keys)(&object);
+            let now = (index.keys)(&*object);
             if let Some(old) = &old {
-                let before = (index.keys)(&old.peek(&self.decoded));
+                let before = (index.keys)(&*old.peek(&self.decoded));
                 for gone in before.iter().filter(|value| !now.contains(value)) {
                     index.forget(gone, old);
                 }
@@ -265,7 +267,7 @@ impl<K: Object> Cache<K> {
     }
 
     /// Removes an object; `last` is its final version if the server sent one.
-    pub(super) fn remove(&mut self, namespace: &str, name: &str, last: Option<Arc<Slot<K>>>) {
+    pub(super) fn remove(&mut self, namespace: &str, name: &str, last: Option<Arc<Slot>>) {
         let key: &dyn Named = &(namespace, name);
         let Some(ByKey(old)) = self.objects.take(key) else {
             return;
@@ -273,7 +275,7 @@ impl<K: Object> Cache<K> {
         if !self.indexes.is_empty() {
             let object = old.peek(&self.decoded);
             for index in &mut self.indexes {
-                for value in (index.keys)(&object) {
+                for value in (index.keys)(&*object) {
                     index.forget(&value, &old);
                 }
             }
@@ -286,8 +288,8 @@ impl<K: Object> Cache<K> {
         clippy::mutable_key_type,
         reason = "objects are ordered by their names, which do not change"
     )]
-    pub(super) fn replace(&mut self, objects: Vec<Arc<Slot<K>>>) {
-        let kept: BTreeSet<ByKey<K>> = objects.iter().cloned().map(ByKey).collect();
+    pub(super) fn replace(&mut self, objects: Vec<Arc<Slot>>) {
+        let kept: BTreeSet<ByKey> = objects.iter().cloned().map(ByKey).collect();
         let gone = self.objects.iter().filter(|slot| !kept.contains(*slot));
         let gone: Vec<_> = gone.map(|slot| slot.0.clone()).collect();
         for slot in gone {
@@ -299,7 +301,7 @@ impl<K: Object> Cache<K> {
         }
     }
 
-    fn publish(&mut self, change: Change<K>) {
+    fn publish(&mut self, change: Change) {
         self.subscribers
             .retain(|subscriber| subscriber.send(change.clone()));
         if self.subscribers.is_empty() {
@@ -309,12 +311,12 @@ impl<K: Object> Cache<K> {
     }
 }
 
-fn uid<K: Object>(slot: &Arc<Slot<K>>, decoded: &Decoded<K>) -> Option<String> {
+fn uid(slot: &Arc<Slot>, decoded: &Decoded) -> Option<String> {
     slot.peek(decoded).meta().uid.clone()
 }
 
-impl<K: Object> Index<K> {
-    fn file(&mut self, value: String, slot: &Arc<Slot<K>>) {
+impl Index {
+    fn file(&mut self, value: String, slot: &Arc<Slot>) {
         let slot = ByKey(slot.clone());
         match self.entries.get_mut(value.as_str()) {
             Some(filed) => filed.put(slot),
@@ -322,7 +324,7 @@ impl<K: Object> Index<K> {
         }
     }
 
-    fn forget(&mut self, value: &str, slot: &Arc<Slot<K>>) {
+    fn forget(&mut self, value: &str, slot: &Arc<Slot>) {
         let slot = ByKey(slot.clone());
         if let Some(filed) = self.entries.get_mut(value)
             && filed.take(&slot)
@@ -344,7 +346,7 @@ mod tests {
     use k8s_openapi::api::core::v1::{Pod, PodSpec};
     use kube::api::ObjectMeta;
 
-    fn pod(name: &str, uid: &str, version: u32, node: &str) -> Arc<Slot<Pod>> {
+    fn pod(name: &str, uid: &str, version: u32, node: &str) -> Arc<Slot> {
         let metadata = ObjectMeta {
             namespace: Some("default".into()),
             name: Some(name.into()),
@@ -363,14 +365,15 @@ mod tests {
         }))
     }
 
-    fn cache() -> (Cache<Pod>, Subscription<Pod>) {
-        let mut cache = Cache::default();
-        cache.add_index("node", |pod: &Pod| {
+    fn cache() -> (Cache, Subscription<Pod>) {
+        let mut cache = Cache::new::<Pod>();
+        let keys = super::super::erased_keys(|pod: &Pod| {
             pod.spec
                 .iter()
                 .filter_map(|spec| spec.node_name.clone())
                 .collect()
         });
+        cache.add_index("node", keys);
         let (sender, receiver) = channel(cache.decoded.clone());
         cache.subscribe(sender);
         (cache, receiver)
@@ -426,7 +429,7 @@ mod tests {
         assert_eq!(cache.count(), 4);
         assert!(cache.has_any_in("default"));
         assert!(!cache.has_any_in("defaul") && !cache.has_any_in("other"));
-        let named = |slot: &Slot<Pod>| slot.key().1.starts_with('n');
+        let named = |slot: &Slot| slot.key().1.starts_with('n');
         assert_eq!(cache.list_in("default", named).len(), 1);
         assert_eq!(cache.list_in("default", |_| true).len(), 4);
     }

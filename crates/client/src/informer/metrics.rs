@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock, Weak};
 use parking_lot::Mutex;
 use stdx::exposition::{Exposition, Family, Histogram};
 
-use super::{Object, Shared};
+use super::Shared;
 
 const LABELS: &[&str] = &["name", "group", "version", "resource"];
 const BUCKETS: &[f64] = &[
@@ -34,7 +34,7 @@ trait Measured: Send + Sync {
     fn version(&self) -> u64;
 }
 
-impl<K: Object> Measured for Shared<K> {
+impl Measured for Shared {
     fn queued(&self) -> usize {
         self.cache.read().queued()
     }
@@ -45,7 +45,7 @@ impl<K: Object> Measured for Shared<K> {
 }
 
 /// Adds an informer to the metrics until it is dropped; returns the histogram for the latency of its changes.
-pub(super) fn add<K: Object>(name: &str, path: &str, informer: &Arc<Shared<K>>) -> Arc<Histogram> {
+pub(super) fn add(name: &str, path: &str, informer: &Arc<Shared>) -> Arc<Histogram> {
     let identity = identity(name, path);
     let informer: Weak<dyn Measured> = Arc::downgrade(informer) as _;
     ALL.lock().push((identity.clone(), informer));
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn an_informer_is_shown_for_as_long_as_it_lives() {
-        let informer = Informer::<ConfigMap>::from_cache(Cache::default());
+        let informer = Informer::<ConfigMap>::from_cache(Cache::new::<ConfigMap>());
         let path = "/api/v1/configmaps";
         add("metrics-test", path, &informer.shared).observe(0.002);
         let _slow = informer.subscribe();

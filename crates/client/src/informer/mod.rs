@@ -9,35 +9,54 @@
 mod cache;
 mod metrics;
 mod reflector;
+mod shared;
 mod slot;
 mod subscription;
 mod waiters;
 
-use std::{
-    fmt::Debug,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{any::Any, fmt::Debug, marker::PhantomData, sync::Arc, time::Duration};
 
 use crate::FromJson;
-use kube::Resource;
+use kube::{Resource, api::ObjectMeta};
 use lifecycle::Context;
-use tokio::sync::watch;
 
-use cache::{Cache, Named};
-use parking_lot::{Mutex, RwLock};
+use cache::{Cache, Keys};
 use reflector::{Reporter, Source};
+use shared::Shared;
 use slot::{Decoded, Slot};
 use stdx::exposition::Exposition;
 pub use subscription::Subscription;
-use waiters::{DeletingObject, Waiters};
+use waiters::DeletingObject;
 
 /// A type that an informer can hold.
 pub trait Object: Resource + FromJson + Debug + Send + Sync + 'static {}
 impl<K: Resource + FromJson + Debug + Send + Sync + 'static> Object for K {}
+
+/// A decoded object of any kind. All objects of an informer have the same type; its interface restores it.
+trait AnyObject: Any + Send + Sync {
+    fn meta(&self) -> &ObjectMeta;
+}
+
+impl<K: Object> AnyObject for K {
+    fn meta(&self) -> &ObjectMeta {
+        Resource::meta(self)
+    }
+}
+
+/// The object with its type.
+fn typed<K: Object>(object: Arc<dyn AnyObject>) -> Arc<K> {
+    let object: Arc<dyn Any + Send + Sync> = object;
+    // An informer decodes all its objects with the function of its type.
+    object.downcast().expect("an object of the informer's type")
+}
+
+/// The keys of an object in an index, for objects of any type.
+fn erased_keys<K: Object>(keys: IndexFn<K>) -> Keys {
+    Box::new(move |object| {
+        let object: &dyn Any = object;
+        object.downcast_ref().map(keys).unwrap_or_default()
+    })
+}
 
 /// A change, with the objects before and after it.
 #[derive(Debug)]
@@ -105,7 +124,8 @@ const SWEEP: Duration = Duration::from_secs(2);
 /// Configures an informer; [`Builder::start`] starts it.
 pub struct Builder<K> {
     source: Source,
-    cache: Cache<K>,
+    cache: Cache,
+    kind: PhantomData<fn() -> K>,
 }
 
 impl<K: Object> Builder<K> {
@@ -132,21 +152,23 @@ impl<K: Object> Builder<K> {
 
     /// Adds a secondary index, read with [`Informer::by_index`].
     pub fn index(mut self, name: &'static str, keys: IndexFn<K>) -> Self {
-        self.cache.add_index(name, keys);
+        self.cache.add_index(name, erased_keys(keys));
         self
     }
 
     /// Starts list and watch, which run as long as the context. While the server rejects them, the
     /// context's service is not ready, with the error as the reason.
     pub fn start(self, context: &Context) -> Informer<K> {
-        let Self { mut source, cache } = self;
+        let Self {
+            mut source, cache, ..
+        } = self;
         let informer = Informer::from_cache(cache);
         source.latency = metrics::add(context.name(), &source.path, &informer.shared);
         let reporter = Reporter::new(context, source.description());
         context.spawn("sweep", sweep(informer.shared.decoded.clone()));
         context.spawn(
             "informer",
-            reflector::run(source, informer.clone(), reporter),
+            reflector::run(source, informer.shared.clone(), reporter),
         );
         informer
     }
@@ -160,36 +182,24 @@ impl<K: Object> Builder<K> {
 }
 
 /// Drops decoded forms that are no longer read.
-async fn sweep<K: Object>(decoded: Arc<Decoded<K>>) {
+async fn sweep(decoded: Arc<Decoded>) {
     loop {
         tokio::time::sleep(SWEEP).await;
         decoded.sweep();
     }
 }
 
-struct Shared<K> {
-    /// Guards objects, indexes and subscribers, so that a subscriber sees every change exactly
-    /// once: in its initial snapshot or as an event.
-    cache: RwLock<Cache<K>>,
-    /// The number of changes of `cache`; incremented after each.
-    generation: AtomicU64,
-    /// The objects that have a decoded form beside the stored one.
-    decoded: Arc<Decoded<K>>,
-    synced: watch::Sender<bool>,
-    /// Guards the newest version in the cache and the waiters for later ones. Locked after
-    /// `cache` was written, or before `cache` is read; never while `cache` is locked.
-    waiters: Mutex<Waiters>,
-}
-
 /// A shared, indexed, read-only cache of a kind's objects. Clones share it.
 pub struct Informer<K> {
-    shared: Arc<Shared<K>>,
+    shared: Arc<Shared>,
+    kind: PhantomData<fn() -> K>,
 }
 
 impl<K> Clone for Informer<K> {
     fn clone(&self) -> Self {
         Self {
             shared: self.shared.clone(),
+            kind: PhantomData,
         }
     }
 }
@@ -203,7 +213,8 @@ impl<K: Object> Informer<K> {
         let path = K::url_path(&(), None);
         Builder {
             source: Source::new(client, path),
-            cache: Cache::default(),
+            cache: Cache::new::<K>(),
+            kind: PhantomData,
         }
     }
 
@@ -213,27 +224,22 @@ impl<K: Object> Informer<K> {
         source.metadata_only = K::metadata_api();
         Builder {
             source,
-            cache: Cache::default(),
+            cache: Cache::new::<K>(),
+            kind: PhantomData,
         }
     }
 
-    fn from_cache(cache: Cache<K>) -> Self {
-        let shared = Shared {
-            decoded: cache.decoded.clone(),
-            cache: RwLock::new(cache),
-            generation: AtomicU64::new(0),
-            synced: watch::Sender::new(false),
-            waiters: Mutex::default(),
-        };
+    fn from_cache(cache: Cache) -> Self {
         Self {
-            shared: Arc::new(shared),
+            shared: Arc::new(Shared::new(cache)),
+            kind: PhantomData,
         }
     }
 
     /// An object. Cluster-scoped objects have the namespace `""`.
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<K>> {
         let slot = self.shared.cache.read().get(namespace, name)?;
-        Some(slot.read(&self.shared.decoded))
+        Some(typed(slot.read(&self.shared.decoded)))
     }
 
     /// All objects, ordered by namespace and name.
@@ -259,7 +265,7 @@ impl<K: Object> Informer<K> {
         namespace: &str,
         is_wanted: impl Fn(&dyn Labelled) -> bool,
     ) -> Vec<Arc<K>> {
-        let is_wanted = |slot: &Slot<K>| is_wanted(slot);
+        let is_wanted = |slot: &Slot| is_wanted(slot);
         let slots = self.shared.cache.read().list_in(namespace, is_wanted);
         self.read(slots)
     }
@@ -280,19 +286,15 @@ impl<K: Object> Informer<K> {
         self.shared.cache.read().index_keys(index)
     }
 
-    fn read(&self, slots: Vec<Arc<Slot<K>>>) -> Vec<Arc<K>> {
+    fn read(&self, slots: Vec<Arc<Slot>>) -> Vec<Arc<K>> {
         let decoded = &self.shared.decoded;
-        slots.iter().map(|slot| slot.read(decoded)).collect()
+        let objects = slots.iter().map(|slot| slot.read(decoded));
+        objects.map(typed).collect()
     }
 
     /// A number that every change increments. Objects read after this call are at least as new as the number.
     pub fn generation(&self) -> u64 {
-        self.shared.generation.load(Ordering::Acquire)
-    }
-
-    fn change(&self, apply: impl FnOnce(&mut Cache<K>)) {
-        apply(&mut self.shared.cache.write());
-        self.shared.generation.fetch_add(1, Ordering::Release);
+        self.shared.generation()
     }
 
     /// The number of objects.
@@ -309,43 +311,24 @@ impl<K: Object> Informer<K> {
 
     /// Waits for the first list.
     pub async fn synced(&self) {
-        // The sender is in the value that is borrowed here.
-        let _ = self
-            .shared
-            .synced
-            .subscribe()
-            .wait_for(|synced| *synced)
-            .await;
+        self.shared.synced().await;
     }
 
     /// Whether the first list was received.
     pub fn has_synced(&self) -> bool {
-        *self.shared.synced.borrow()
+        self.shared.has_synced()
     }
 
     /// Waits until the cache contains everything up to `version`, so that a writer reads its own
     /// write. Does not wait for a version that is not a number.
     pub async fn reached(&self, version: &str) {
-        let Ok(version) = version.parse() else { return };
-        let waiter = self.shared.waiters.lock().version(version);
-        if let Some(waiter) = waiter {
-            // The sender is in the value that is borrowed here.
-            let _ = waiter.await;
-        }
+        self.shared.reached(version).await;
     }
 
     /// Like [`Informer::reached`], for at most `patience`. After that the cache counts as behind
     /// until it contains the version.
     pub async fn reached_within(&self, version: &str, patience: Duration) -> bool {
-        if tokio::time::timeout(patience, self.reached(version))
-            .await
-            .is_ok()
-        {
-            return true;
-        }
-        let version = version.parse().unwrap_or(0);
-        self.shared.waiters.lock().overdue_version(version);
-        false
+        self.shared.reached_within(version, patience).await
     }
 
     /// Waits until the cache no longer contains this object, or shows that it is being deleted; for
@@ -361,77 +344,23 @@ impl<K: Object> Informer<K> {
             key: (namespace.to_owned(), name.to_owned()),
             uid: uid.to_owned(),
         };
-        let waiter = {
-            let mut waiters = self.shared.waiters.lock();
-            if self.has_left(&departure.key, uid) {
-                return true;
-            }
-            waiters.departure(departure.clone())
-        };
-        if tokio::time::timeout(patience, waiter).await.is_ok() {
-            return true;
-        }
-        self.shared.waiters.lock().overdue_departure(departure);
-        false
+        self.shared.left_within(departure, patience).await
     }
 
     /// Whether a write whose wait timed out is still missing: the cache is too old to act on.
     pub fn is_behind(&self) -> bool {
-        let mut waiters = self.shared.waiters.lock();
-        waiters.is_behind(|key, uid| self.has_left(key, uid))
-    }
-
-    fn has_left(&self, (namespace, name): &cache::Key, uid: &str) -> bool {
-        self.get(namespace, name).is_none_or(|object| {
-            let meta = object.meta();
-            meta.uid.as_deref() != Some(uid) || meta.deletion_timestamp.is_some()
-        })
-    }
-
-    /// The cache now contains everything up to `version`.
-    fn advance(&self, version: &str) {
-        let version = version.parse().unwrap_or(0);
-        self.shared.waiters.lock().advance(version);
-    }
-
-    /// The object of this key, or any object, may have been removed.
-    fn check_departures(&self, key: Option<&cache::Key>) {
-        let mut waiters = self.shared.waiters.lock();
-        waiters.changed(key, &|key, uid| self.has_left(key, uid));
+        self.shared.is_behind()
     }
 
     /// Stores an object as a watch event would.
     pub fn upsert(&self, object: K) {
         let version = object.meta().resource_version.clone().unwrap_or_default();
-        self.store(Slot::typed(Arc::new(object)));
-        self.advance(&version);
+        self.shared.store(Slot::typed(Arc::new(object)));
+        self.shared.advance(&version);
     }
 
     /// Removes an object as a watch event would.
     pub fn remove(&self, namespace: &str, name: &str) {
-        self.change(|cache| cache.remove(namespace, name, None));
-        self.check_departures(Some(&(namespace.to_owned(), name.to_owned())));
+        self.shared.remove(namespace, name);
     }
-
-    fn store(&self, slot: Arc<Slot<K>>) {
-        let key = owned_key(&slot);
-        self.change(|cache| cache.upsert(slot));
-        self.check_departures(Some(&key));
-    }
-
-    fn forget(&self, last: Arc<Slot<K>>) {
-        let key = owned_key(&last);
-        self.change(|cache| cache.remove(&key.0, &key.1, Some(last)));
-        self.check_departures(Some(&key));
-    }
-
-    fn replace(&self, slots: Vec<Arc<Slot<K>>>) {
-        self.change(|cache| cache.replace(slots));
-        self.check_departures(None);
-    }
-}
-
-fn owned_key<K: Object>(slot: &Slot<K>) -> cache::Key {
-    let (namespace, name) = slot.key();
-    (namespace.to_owned(), name.to_owned())
 }

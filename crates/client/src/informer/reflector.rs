@@ -20,7 +20,8 @@ use stdx::{Backoff, exposition::Histogram};
 use tracing::{debug, error, warn};
 
 use super::{
-    Informer, Object, metrics,
+    metrics,
+    shared::Shared,
     slot::{Decoded, Slot},
 };
 
@@ -194,10 +195,7 @@ impl Source {
     }
 
     /// The complete list and its version.
-    async fn list<K: Object>(
-        &self,
-        decoded: &Decoded<K>,
-    ) -> Result<(Vec<Arc<Slot<K>>>, String), Failure> {
+    async fn list(&self, decoded: &Decoded) -> Result<(Vec<Arc<Slot>>, String), Failure> {
         let (limit, mut token) = (PAGE.to_string(), String::new());
         let mut slots = Vec::new();
         loop {
@@ -216,7 +214,7 @@ impl Source {
                     let bytes = response.into_body().collect_bytes().await?;
                     let list: List = serde_json::from_slice(&bytes)?;
                     let items = list.items.unwrap_or_default();
-                    slots.extend(items.iter().filter_map(|item| self.typed(item)));
+                    slots.extend(items.iter().filter_map(|item| self.typed(item, decoded)));
                     let version = list.metadata.resource_version.unwrap_or_default();
                     (version, list.metadata.r#continue)
                 }
@@ -240,9 +238,9 @@ impl Source {
     }
 
     /// Watches from `version` until the stream ends, updating `version`.
-    async fn watch<K: Object>(
+    async fn watch(
         &self,
-        informer: &Informer<K>,
+        cache: &Shared,
         version: &mut String,
         reporter: &Reporter,
     ) -> Result<(), Failure> {
@@ -257,47 +255,47 @@ impl Source {
         reporter.succeeded();
         let changes = response.extensions_mut().remove::<feed::Changes>();
         match changes.and_then(|changes| changes.take()) {
-            Some(changes) => self.follow(changes, informer, version).await,
-            None => self.read(response.into_body(), informer, version).await,
+            Some(changes) => self.follow(changes, cache, version).await,
+            None => self.read(response.into_body(), cache, version).await,
         }
     }
 
     /// Applies events of a server in this process.
-    async fn follow<K: Object>(
+    async fn follow(
         &self,
         mut changes: BoxStream<'static, Vec<feed::Change>>,
-        informer: &Informer<K>,
+        cache: &Shared,
         version: &mut String,
     ) -> Result<(), Failure> {
         while let Some(burst) = changes.next().await {
             for change in burst {
                 let begun = Instant::now();
-                self.apply(change, informer, version)?;
+                self.apply(change, cache, version)?;
                 self.latency.took(begun.elapsed());
             }
         }
         Ok(())
     }
 
-    fn apply<K: Object>(
+    fn apply(
         &self,
         change: feed::Change,
-        informer: &Informer<K>,
+        cache: &Shared,
         version: &mut String,
     ) -> Result<(), Failure> {
-        let decoded = &informer.shared.decoded;
+        let decoded = &cache.decoded;
         let reached = match change {
             feed::Change::Added(object) | feed::Change::Modified(object) => {
                 let reached = object.revision();
                 if let Some(slot) = self.shared(object, decoded) {
-                    informer.store(slot);
+                    cache.store(slot);
                 }
                 reached
             }
             feed::Change::Deleted(object) => {
                 let reached = object.revision();
                 if let Some(slot) = self.shared(object, decoded) {
-                    informer.forget(slot);
+                    cache.forget(slot);
                 }
                 reached
             }
@@ -316,15 +314,15 @@ impl Source {
             }
         };
         *version = reached.to_string();
-        informer.advance(version);
+        cache.advance(version);
         Ok(())
     }
 
     /// Applies lines of a server over a connection.
-    async fn read<K: Object>(
+    async fn read(
         &self,
         mut body: Body,
-        informer: &Informer<K>,
+        cache: &Shared,
         version: &mut String,
     ) -> Result<(), Failure> {
         let mut buffer = BytesMut::new();
@@ -345,7 +343,7 @@ impl Source {
                 searched = 0;
                 if !line.is_empty() {
                     let begun = Instant::now();
-                    self.take(informer, &line, version)?;
+                    self.take(cache, &line, version)?;
                     self.latency.took(begun.elapsed());
                 }
             }
@@ -353,12 +351,7 @@ impl Source {
     }
 
     /// Applies one line of a watch.
-    fn take<K: Object>(
-        &self,
-        informer: &Informer<K>,
-        line: &[u8],
-        version: &mut String,
-    ) -> Result<(), Failure> {
+    fn take(&self, cache: &Shared, line: &[u8], version: &mut String) -> Result<(), Failure> {
         let event: WatchEvent = serde_json::from_slice(line)?;
         match event.r#type {
             "ERROR" => {
@@ -368,40 +361,33 @@ impl Source {
             "BOOKMARK" => {
                 let bookmark: Versioned = serde_json::from_str(event.object.get())?;
                 *version = bookmark.metadata.resource_version.unwrap_or_default();
-                informer.advance(version);
+                cache.advance(version);
                 return Ok(());
             }
             _ => {}
         }
-        let Some(slot) = self.typed(event.object) else {
+        let Some(slot) = self.typed(event.object, &cache.decoded) else {
             return Ok(());
         };
         let seen = slot.version().into_owned();
         match event.r#type {
-            "ADDED" | "MODIFIED" => informer.store(slot),
-            "DELETED" => informer.forget(slot),
+            "ADDED" | "MODIFIED" => cache.store(slot),
+            "DELETED" => cache.forget(slot),
             other => warn!(path = self.path, r#type = other, "unknown watch event"),
         }
-        informer.advance(&seen);
+        cache.advance(&seen);
         *version = seen;
         Ok(())
     }
 
     /// An object received over a connection.
-    fn typed<K: Object>(&self, raw: &RawValue) -> Option<Arc<Slot<K>>> {
-        let decoded = K::from_json(raw.get()).map(|mut object| {
-            object.meta_mut().managed_fields = None;
-            Slot::typed(Arc::new(object))
-        });
-        self.or_left_out(decoded)
+    fn typed(&self, raw: &RawValue, decoded: &Decoded) -> Option<Arc<Slot>> {
+        let object = (decoded.decode)(raw.get());
+        self.or_left_out(object.map(Slot::typed))
     }
 
     /// An object shared with the server.
-    fn shared<K: Object>(
-        &self,
-        object: feed::Object,
-        decoded: &Decoded<K>,
-    ) -> Option<Arc<Slot<K>>> {
+    fn shared(&self, object: feed::Object, decoded: &Decoded) -> Option<Arc<Slot>> {
         self.or_left_out(Slot::stored(object, self.metadata_only, decoded))
     }
 
@@ -417,38 +403,38 @@ impl Source {
 }
 
 /// Lists and watches until it is dropped.
-pub(super) async fn run<K: Object>(source: Source, informer: Informer<K>, reporter: Reporter) {
+pub(super) async fn run(source: Source, cache: Arc<Shared>, reporter: Reporter) {
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(10));
     loop {
-        let mut version = match source.list(&informer.shared.decoded).await {
+        let mut version = match source.list(&cache.decoded).await {
             Ok((slots, version)) => {
-                informer.replace(slots);
-                informer.advance(&version);
+                cache.replace(slots);
+                cache.advance(&version);
                 debug!(path = source.path, version, "listed");
-                informer.shared.synced.send_replace(true);
+                cache.synced.send_replace(true);
                 reporter.succeeded();
                 version
             }
             Err(error) => {
-                reporter.failed("list", &error, informer.has_synced());
+                reporter.failed("list", &error, cache.has_synced());
                 tokio::time::sleep(backoff.step()).await;
                 continue;
             }
         };
-        watch_until_expired(&source, &informer, &mut version, &mut backoff, &reporter).await;
+        watch_until_expired(&source, &cache, &mut version, &mut backoff, &reporter).await;
     }
 }
 
-async fn watch_until_expired<K: Object>(
+async fn watch_until_expired(
     source: &Source,
-    informer: &Informer<K>,
+    cache: &Shared,
     version: &mut String,
     backoff: &mut Backoff,
     reporter: &Reporter,
 ) {
     loop {
         let before = version.clone();
-        let outcome = source.watch(informer, version, reporter).await;
+        let outcome = source.watch(cache, version, reporter).await;
         // There was progress, or the watch lasted its full time: the server is healthy.
         if *version != before || matches!(outcome, Ok(())) {
             backoff.reset();
@@ -496,6 +482,7 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::Informer;
 
     type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
 

@@ -13,33 +13,33 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{Labelled, Object, cache::Named};
+use super::{AnyObject, Labelled, Object, cache::Named};
 
 /// The maximum size of the objects that an informer keeps decoded, in bytes of their stored form: about 2000 pods.
 /// The decoded forms take two to three times as much.
 const DECODED: usize = 8 << 20;
 
-pub(super) struct Slot<K> {
-    form: Form<K>,
+pub(super) struct Slot {
+    form: Form,
 }
 
-enum Form<K> {
-    Typed(Arc<K>),
-    Stored(Stored<K>),
+enum Form {
+    Typed(Arc<dyn AnyObject>),
+    Stored(Stored),
 }
 
-struct Stored<K> {
+struct Stored {
     object: feed::Object,
     /// Whether only the metadata is decoded.
     metadata_only: bool,
     /// Whether the object was read since the last sweep.
     is_used: AtomicBool,
     /// Guards the decoded form; held while decoding, so that it happens once.
-    decoded: Mutex<Option<Arc<K>>>,
+    decoded: Mutex<Option<Arc<dyn AnyObject>>>,
 }
 
-impl<K: Object> Slot<K> {
-    pub(super) fn typed(object: Arc<K>) -> Arc<Self> {
+impl Slot {
+    pub(super) fn typed(object: Arc<dyn AnyObject>) -> Arc<Self> {
         Arc::new(Self {
             form: Form::Typed(object),
         })
@@ -49,9 +49,9 @@ impl<K: Object> Slot<K> {
     pub(super) fn stored(
         object: feed::Object,
         metadata_only: bool,
-        decoded: &Decoded<K>,
+        decoded: &Decoded,
     ) -> Result<Arc<Self>, serde_json::Error> {
-        let first = Arc::new(decode(&*object, metadata_only)?);
+        let first = (decoded.decode)(&text(&*object, metadata_only))?;
         let slot = Arc::new(Self {
             form: Form::Stored(Stored {
                 object,
@@ -65,7 +65,7 @@ impl<K: Object> Slot<K> {
     }
 
     /// The object, for a reader of the informer.
-    pub(super) fn read(self: &Arc<Self>, decoded: &Decoded<K>) -> Arc<K> {
+    pub(super) fn read(self: &Arc<Self>, decoded: &Decoded) -> Arc<dyn AnyObject> {
         if let Form::Stored(stored) = &self.form {
             stored.is_used.store(true, Ordering::Relaxed);
         }
@@ -73,7 +73,7 @@ impl<K: Object> Slot<K> {
     }
 
     /// The object, for the cache itself: does not mark the object as used.
-    pub(super) fn peek(self: &Arc<Self>, decoded: &Decoded<K>) -> Arc<K> {
+    pub(super) fn peek(self: &Arc<Self>, decoded: &Decoded) -> Arc<dyn AnyObject> {
         let stored = match &self.form {
             Form::Typed(object) => return object.clone(),
             Form::Stored(stored) => stored,
@@ -82,9 +82,9 @@ impl<K: Object> Slot<K> {
         if let Some(object) = &*form {
             return object.clone();
         }
-        let object = decode::<K>(&*stored.object, stored.metadata_only);
+        let object = (decoded.decode)(&text(&*stored.object, stored.metadata_only));
         // The same bytes were decoded when the slot was made.
-        let object = Arc::new(object.expect("bytes that were decoded before"));
+        let object = object.expect("bytes that were decoded before");
         *form = Some(object.clone());
         drop(form);
         decoded.add(self);
@@ -126,7 +126,7 @@ impl<K: Object> Slot<K> {
     }
 }
 
-impl<K: Object> Labelled for Slot<K> {
+impl Labelled for Slot {
     fn label(&self, key: &str) -> Option<&str> {
         match &self.form {
             Form::Typed(object) => {
@@ -138,7 +138,7 @@ impl<K: Object> Labelled for Slot<K> {
     }
 }
 
-impl<K: Object> Named for Slot<K> {
+impl Named for Slot {
     fn key(&self) -> (&str, &str) {
         match &self.form {
             Form::Typed(object) => {
@@ -154,21 +154,33 @@ impl<K: Object> Named for Slot<K> {
 }
 
 /// The slots of an informer that are decoded.
-pub(super) struct Decoded<K> {
+pub(super) struct Decoded {
     /// Guards the queue. Never locked while a slot's own lock is held.
-    queue: Mutex<Queue<K>>,
+    queue: Mutex<Queue>,
     limit: usize,
+    /// Decodes an object of the informer's kind.
+    pub(super) decode: Decode,
+}
+
+/// Decodes an object without its managedFields.
+pub(super) type Decode = fn(&str) -> Result<Arc<dyn AnyObject>, serde_json::Error>;
+
+fn decode<K: Object>(text: &str) -> Result<Arc<dyn AnyObject>, serde_json::Error> {
+    let mut object = K::from_json(text)?;
+    object.meta_mut().managed_fields = None;
+    Ok(Arc::new(object))
 }
 
 /// Slots in the order in which they were decoded, with their sizes. It does not keep replaced slots
 /// alive.
-struct Queue<K> {
-    slots: VecDeque<(Weak<Slot<K>>, usize)>,
+struct Queue {
+    slots: VecDeque<(Weak<Slot>, usize)>,
     size: usize,
 }
 
-impl<K> Default for Decoded<K> {
-    fn default() -> Self {
+impl Decoded {
+    /// For objects of this kind.
+    pub(super) fn new<K: Object>() -> Self {
         let queue = Queue {
             slots: VecDeque::new(),
             size: 0,
@@ -176,14 +188,13 @@ impl<K> Default for Decoded<K> {
         Self {
             queue: Mutex::new(queue),
             limit: DECODED,
+            decode: decode::<K>,
         }
     }
-}
 
-impl<K: Object> Decoded<K> {
     /// Records a decoded slot, and drops decoded forms above the limit: the oldest first that were
     /// not read since the last check.
-    fn add(&self, slot: &Arc<Slot<K>>) {
+    fn add(&self, slot: &Arc<Slot>) {
         let mut queue = self.queue.lock();
         let size = slot.size();
         queue.slots.push_back((Arc::downgrade(slot), size));
@@ -229,12 +240,9 @@ impl<K: Object> Decoded<K> {
     }
 }
 
-/// Decodes an object without its managedFields: no component reads them, and parsing them takes as
+/// The JSON of an object without its managedFields: no component reads them, and parsing them takes as
 /// long as the rest.
-fn decode<K: Object>(
-    object: &dyn feed::Stored,
-    metadata_only: bool,
-) -> Result<K, serde_json::Error> {
+fn text(object: &dyn feed::Stored, metadata_only: bool) -> String {
     let (bytes, place) = (object.bytes(), object.metadata());
     let metadata = &bytes[place.clone()];
     let (before, after) = match managed_fields(metadata) {
@@ -247,7 +255,10 @@ fn decode<K: Object>(
     };
     let text = [head, before, after, tail].concat();
     // The store holds JSON, which is UTF-8, and the cuts are at ASCII characters.
-    K::from_json(&String::from_utf8_lossy(&text))
+    match String::from_utf8(text) {
+        Ok(text) => text,
+        Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
+    }
 }
 
 /// The place of `,"managedFields":[…]` in canonical metadata. Quotes inside strings are escaped and no
@@ -280,6 +291,7 @@ pub(super) mod tests {
     use kube::api::{DynamicObject, PartialObjectMeta};
 
     use super::*;
+    use crate::FromJson;
 
     /// A stored object for tests.
     pub(in crate::informer) struct Fake {
@@ -329,7 +341,7 @@ pub(super) mod tests {
         }
     }
 
-    fn is_decoded<K>(slot: &Slot<K>) -> bool {
+    fn is_decoded(slot: &Slot) -> bool {
         match &slot.form {
             Form::Typed(_) => true,
             Form::Stored(stored) => stored.decoded.lock().is_some(),
@@ -339,25 +351,26 @@ pub(super) mod tests {
     #[test]
     fn objects_are_decoded_without_their_managed_fields() {
         let object = Fake::object("a", 7, r#","data":{"k":"v"}"#);
-        let map: ConfigMap = decode(&*object, false).unwrap();
+        let map = ConfigMap::from_json(&text(&*object, false)).unwrap();
         assert_eq!(map.metadata.name.as_deref(), Some("a"));
         assert_eq!(map.metadata.resource_version.as_deref(), Some("7"));
         assert!(map.metadata.managed_fields.is_none());
         assert_eq!(map.data.unwrap()["k"], "v");
-        let meta: PartialObjectMeta<DynamicObject> = decode(&*object, true).unwrap();
-        assert_eq!(meta.metadata.labels.unwrap()["app"], "x");
+        let meta = decode::<PartialObjectMeta<DynamicObject>>(&text(&*object, true)).unwrap();
+        let meta = meta.meta().clone();
+        assert_eq!(meta.labels.unwrap()["app"], "x");
     }
 
     #[test]
     fn forms_that_are_not_read_are_dropped_and_made_again() {
-        let decoded = Decoded::<ConfigMap>::default();
+        let decoded = Decoded::new::<ConfigMap>();
         let slot = Slot::stored(Fake::object("a", 7, ""), false, &decoded).unwrap();
         assert!(is_decoded(&slot));
         decoded.sweep();
         assert!(!is_decoded(&slot));
         let (one, other) = (slot.read(&decoded), slot.read(&decoded));
         assert!(Arc::ptr_eq(&one, &other));
-        assert_eq!(one.metadata.name.as_deref(), Some("a"));
+        assert_eq!(one.meta().name.as_deref(), Some("a"));
         decoded.sweep();
         assert!(is_decoded(&slot), "it was read");
     }
@@ -365,9 +378,9 @@ pub(super) mod tests {
     #[test]
     fn decoded_forms_are_bounded_and_those_in_use_stay() {
         let one = Fake::object("used", 1, "").bytes().len();
-        let decoded = Decoded::<ConfigMap> {
+        let decoded = Decoded {
             limit: 4 * one,
-            ..Decoded::default()
+            ..Decoded::new::<ConfigMap>()
         };
         let make = |name: &str| Slot::stored(Fake::object(name, 1, ""), false, &decoded).unwrap();
         let used = make("used");
@@ -387,6 +400,6 @@ pub(super) mod tests {
     #[test]
     fn an_object_that_cannot_be_decoded_gets_no_slot() {
         let object = Fake::object("a", 7, r#","data":7"#);
-        assert!(Slot::<ConfigMap>::stored(object, false, &Decoded::default()).is_err());
+        assert!(Slot::stored(object, false, &Decoded::new::<ConfigMap>()).is_err());
     }
 }

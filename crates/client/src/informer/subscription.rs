@@ -3,6 +3,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    marker::PhantomData,
     sync::Arc,
 };
 
@@ -13,76 +14,63 @@ use super::{
     Event, Object,
     cache::{Key, Named},
     slot::{Decoded, Slot},
+    typed,
 };
 
 /// Above this many queued changes, changes of the same object are merged.
 const MERGE_AT: usize = 4096;
 
 /// A queued change; its objects are decoded when it is read.
-pub(super) enum Change<K> {
-    Added(Arc<Slot<K>>),
-    Modified {
-        old: Arc<Slot<K>>,
-        new: Arc<Slot<K>>,
-    },
-    Deleted(Arc<Slot<K>>),
+#[derive(Clone)]
+pub(super) enum Change {
+    Added(Arc<Slot>),
+    Modified { old: Arc<Slot>, new: Arc<Slot> },
+    Deleted(Arc<Slot>),
 }
 
-impl<K> Clone for Change<K> {
-    fn clone(&self) -> Self {
-        match self {
-            Self::Added(new) => Self::Added(new.clone()),
-            Self::Modified { old, new } => Self::Modified {
-                old: old.clone(),
-                new: new.clone(),
-            },
-            Self::Deleted(old) => Self::Deleted(old.clone()),
-        }
-    }
-}
-
-impl<K: Object> Change<K> {
+impl Change {
     /// The newest state of the object.
-    pub(super) fn slot(&self) -> &Arc<Slot<K>> {
+    pub(super) fn slot(&self) -> &Arc<Slot> {
         match self {
             Self::Added(new) | Self::Modified { new, .. } | Self::Deleted(new) => new,
         }
     }
 
-    fn read(&self, decoded: &Decoded<K>) -> Event<K> {
+    fn read<K: Object>(&self, decoded: &Decoded) -> Event<K> {
+        let read = |slot: &Arc<Slot>| typed(slot.read(decoded));
         match self {
-            Self::Added(new) => Event::Added(new.read(decoded)),
+            Self::Added(new) => Event::Added(read(new)),
             Self::Modified { old, new } => Event::Modified {
-                old: old.read(decoded),
-                new: new.read(decoded),
+                old: read(old),
+                new: read(new),
             },
-            Self::Deleted(old) => Event::Deleted(old.read(decoded)),
+            Self::Deleted(old) => Event::Deleted(read(old)),
         }
     }
 }
 
-struct State<K> {
-    events: VecDeque<Change<K>>,
+struct State {
+    events: VecDeque<Change>,
     /// The queue length at which changes are merged next; at least twice the length after the last merge.
     merge_at: usize,
     closed: bool,
 }
 
-struct Buffer<K> {
+struct Buffer {
     /// Guards the queued changes; never held across an await.
-    state: Mutex<State<K>>,
+    state: Mutex<State>,
     changed: Notify,
-    decoded: Arc<Decoded<K>>,
+    decoded: Arc<Decoded>,
 }
 
 /// The informer's end; dropping it ends the subscription.
-pub(super) struct Sender<K>(Arc<Buffer<K>>);
+pub(super) struct Sender(Arc<Buffer>);
 
 /// A queue of changes. No final state is lost: an object that changes repeatedly before it is read
 /// may be seen only in its last version, and one that was added and deleted meanwhile not at all.
-pub struct Subscription<K>(Arc<Buffer<K>>);
+pub struct Subscription<K>(Arc<Buffer>, PhantomData<fn() -> K>);
 
-pub(super) fn channel<K>(decoded: Arc<Decoded<K>>) -> (Sender<K>, Subscription<K>) {
+pub(super) fn channel<K>(decoded: Arc<Decoded>) -> (Sender, Subscription<K>) {
     let state = State {
         events: VecDeque::new(),
         merge_at: MERGE_AT,
@@ -93,17 +81,17 @@ pub(super) fn channel<K>(decoded: Arc<Decoded<K>>) -> (Sender<K>, Subscription<K
         changed: Notify::new(),
         decoded,
     });
-    (Sender(buffer.clone()), Subscription(buffer))
+    (Sender(buffer.clone()), Subscription(buffer, PhantomData))
 }
 
-impl<K: Object> Sender<K> {
+impl Sender {
     /// The number of queued changes.
     pub(super) fn len(&self) -> usize {
         self.0.state.lock().events.len()
     }
 
     /// Queues a change; returns false if the subscription was dropped.
-    pub(super) fn send(&self, event: Change<K>) -> bool {
+    pub(super) fn send(&self, event: Change) -> bool {
         if Arc::strong_count(&self.0) == 1 {
             return false;
         }
@@ -120,7 +108,7 @@ impl<K: Object> Sender<K> {
     }
 }
 
-impl<K> Drop for Sender<K> {
+impl Drop for Sender {
     fn drop(&mut self) {
         self.0.state.lock().closed = true;
         self.0.changed.notify_one();
@@ -135,7 +123,7 @@ impl<K: Object> Subscription<K> {
             if let Some(event) = self.pop() {
                 return Some(event);
             }
-            if self.is_over() {
+            if self.0.is_over() {
                 return None;
             }
             changed.await;
@@ -148,26 +136,32 @@ impl<K: Object> Subscription<K> {
     }
 
     fn pop(&self) -> Option<Event<K>> {
-        let mut state = self.0.state.lock();
+        let change = self.0.pop()?;
+        Some(change.read(&self.0.decoded))
+    }
+}
+
+impl Buffer {
+    fn pop(&self) -> Option<Change> {
+        let mut state = self.state.lock();
         let change = state.events.pop_front()?;
         if state.events.is_empty() && state.events.capacity() > MERGE_AT {
             // The queue was very long, e.g. with all existing objects: release its memory.
             state.events = VecDeque::new();
         }
-        drop(state);
-        Some(change.read(&self.0.decoded))
+        Some(change)
     }
 
     fn is_over(&self) -> bool {
-        let state = self.0.state.lock();
+        let state = self.state.lock();
         state.closed && state.events.is_empty()
     }
 }
 
 /// At most one change per object, at the position of its first one.
-fn merged<K: Object>(changes: VecDeque<Change<K>>) -> VecDeque<Change<K>> {
+fn merged(changes: VecDeque<Change>) -> VecDeque<Change> {
     let mut places: HashMap<Key, usize> = HashMap::new();
-    let mut merged: Vec<Option<Change<K>>> = Vec::new();
+    let mut merged: Vec<Option<Change>> = Vec::new();
     for change in changes {
         let (namespace, name) = change.slot().key();
         let key = (namespace.to_owned(), name.to_owned());
@@ -205,7 +199,7 @@ mod tests {
 
     use super::*;
 
-    fn object(name: &str, version: u32) -> Arc<Slot<ConfigMap>> {
+    fn object(name: &str, version: u32) -> Arc<Slot> {
         let object = ConfigMap {
             metadata: ObjectMeta {
                 name: Some(name.into()),
@@ -218,7 +212,7 @@ mod tests {
         Slot::typed(Arc::new(object))
     }
 
-    fn change(name: &str, version: u32) -> Change<ConfigMap> {
+    fn change(name: &str, version: u32) -> Change {
         Change::Modified {
             old: object(name, version - 1),
             new: object(name, version),
@@ -254,14 +248,15 @@ mod tests {
             Change::Added(object("c", 9)),
         ];
         let merged = merged(changes.into());
-        let decoded = Decoded::default();
+        let decoded = Decoded::new::<ConfigMap>();
         let shown: Vec<_> = merged.iter().map(|one| show(&one.read(&decoded))).collect();
         assert_eq!(shown, ["a1→a3", "+b2", "-d6", "+d8", "+c9"]);
     }
 
     #[test]
     fn a_slow_subscriber_holds_as_many_changes_as_there_are_objects() {
-        let (sender, mut subscription) = channel(Arc::default());
+        let (sender, mut subscription) =
+            channel::<ConfigMap>(Arc::new(Decoded::new::<ConfigMap>()));
         for version in 2..100_000 {
             assert!(sender.send(change(["a", "b", "c"][version as usize % 3], version)));
         }
@@ -274,7 +269,8 @@ mod tests {
 
     #[test]
     fn memory_for_many_changes_goes_when_they_are_read() {
-        let (sender, mut subscription) = channel(Arc::default());
+        let (sender, mut subscription) =
+            channel::<ConfigMap>(Arc::new(Decoded::new::<ConfigMap>()));
         for number in 0..2 * MERGE_AT {
             assert!(sender.send(Change::Added(object(&number.to_string(), 1))));
         }
@@ -284,7 +280,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_subscription_ends_with_its_informer() {
-        let (sender, mut subscription) = channel(Arc::default());
+        let (sender, mut subscription) =
+            channel::<ConfigMap>(Arc::new(Decoded::new::<ConfigMap>()));
         sender.send(change("a", 2));
         drop(sender);
         assert!(subscription.next().await.is_some());
