@@ -7,8 +7,10 @@
 mod affinity;
 mod ports;
 mod preempt;
+mod resize;
 mod sysctls;
 
+pub(crate) use resize::NoRoom;
 pub use sysctls::is_allowable as is_allowable_sysctl;
 
 use std::{
@@ -68,8 +70,10 @@ pub struct Admitted {
 struct State {
     /// By uid.
     pods: BTreeMap<String, Counted>,
-    /// Pods that wait for resources: critical pods whose victims still run, and deferred resizes.
+    /// Critical pods that wait until their victims have ended.
     waiting: BTreeSet<String>,
+    /// Pods that wait for a new size, by uid.
+    deferred: BTreeMap<String, resize::Deferred>,
     /// Pods that are being preempted.
     leaving: BTreeSet<String>,
 }
@@ -131,49 +135,38 @@ impl Admitted {
         Ok(AdmitResult::After(victims))
     }
 
-    /// Counts a pod that already runs, without deciding about it.
+    /// Counts a pod that already runs, without deciding about it. One that counts already keeps its size.
     pub fn keep(&self, pod: &Arc<Pod>) {
-        self.count(&mut self.state.lock(), pod);
-    }
-
-    /// Replaces an admitted pod with a newer version with the same requests, so that the old version can be dropped.
-    pub fn follow(&self, pod: &Arc<Pod>) {
-        if let Some(counted) = self.state.lock().pods.get_mut(spec::uid(pod)) {
-            counted.pod = pod.clone();
+        let mut state = self.state.lock();
+        if !state.pods.contains_key(spec::uid(pod)) {
+            self.count(&mut state, pod);
         }
     }
 
-    /// Gives an admitted pod a new size if there is room for it; the old size counts otherwise.
-    pub fn resize(
-        &self,
-        pod: &Arc<Pod>,
-        allocatable: &BTreeMap<String, Quantity>,
-    ) -> std::result::Result<(), NoRoom> {
+    /// Replaces an admitted pod with a newer version that asks for no other size than it has.
+    pub fn follow(&self, pod: &Arc<Pod>) {
         let mut state = self.state.lock();
         let uid = spec::uid(pod);
-        if let Some(short) = shortages(pod, &[], allocatable).into_iter().next() {
-            return Err(NoRoom::Ever(short));
+        state.deferred.remove(uid);
+        if state.pods.contains_key(uid) {
+            self.count(&mut state, pod);
         }
-        let short = shortages(pod, &state.others(uid), allocatable);
-        if let Some(short) = short.into_iter().next() {
-            state.waiting.insert(uid.to_owned());
-            return Err(NoRoom::Now(short));
-        }
-        state.waiting.remove(uid);
-        self.count(&mut state, pod);
-        Ok(())
     }
 
-    /// Stops counting a pod that has ended or is gone. Returns the pods that wait for resources.
-    pub fn release(&self, uid: &str) -> Vec<String> {
+    /// Stops counting a pod that has ended or is gone. Returns the pods that waited for its
+    /// resources and are to be decided about, or have got them.
+    pub fn release(&self, uid: &str, allocatable: &BTreeMap<String, Quantity>) -> Vec<String> {
         let mut state = self.state.lock();
         state.waiting.remove(uid);
+        state.deferred.remove(uid);
         state.leaving.remove(uid);
         if state.pods.remove(uid).is_none() {
             return Vec::new();
         }
         self.show_weight(&state);
-        state.waiting.iter().cloned().collect()
+        let mut wake = self.grant(&mut state, allocatable);
+        wake.extend(state.waiting.iter().cloned());
+        wake
     }
 
     /// Watches the sum of the burstable pods' cpu requests in millicores.
@@ -222,15 +215,6 @@ fn victims(
         refusal("UnexpectedAdmissionError", message)
     })?;
     Ok(found.into_iter().cloned().map(Arc::new).collect())
-}
-
-/// Why a pod cannot be resized.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NoRoom {
-    /// The node is too small, even without other pods (`Infeasible`).
-    Ever(Shortage),
-    /// Other pods use the resources (`Deferred`).
-    Now(Shortage),
 }
 
 /// Rejects the pod for anything but a shortage. Returns the resources that are short; the caller
@@ -425,7 +409,7 @@ mod tests {
             reason(&admitted, &asking("d", "1")),
             Some("OutOfcpu".into())
         );
-        admitted.release("a");
+        admitted.release("a", &allocatable());
         assert_eq!(reason(&admitted, &asking("d", "1")), None);
         assert_eq!(reason(&admitted, &asking("e", "0")), None);
         assert_eq!(
@@ -483,8 +467,8 @@ mod tests {
             Some("NodePorts".into())
         );
         assert_eq!(reason(&admitted, &on("d", port("", "UDP"))), None);
-        admitted.release("a");
-        admitted.release("b");
+        admitted.release("a", &allocatable());
+        admitted.release("b", &allocatable());
         assert_eq!(reason(&admitted, &on("c", port("", "TCP"))), None);
     }
 
@@ -521,22 +505,6 @@ mod tests {
                 pod.spec
             );
         }
-    }
-
-    #[test]
-    fn a_new_size_counts_once_there_is_room_for_it() {
-        let admitted = Admitted::default();
-        for (name, cpu) in [("a", "1"), ("b", "500m")] {
-            assert_eq!(reason(&admitted, &asking(name, cpu)), None);
-        }
-        let resize = |cpu: &str| admitted.resize(&asking("b", cpu), &allocatable());
-        assert!(matches!(resize("3"), Err(NoRoom::Ever(_))));
-        assert!(matches!(resize("1500m"), Err(NoRoom::Now(_))));
-        assert_eq!(resize("1"), Ok(()));
-        assert_eq!(
-            reason(&admitted, &asking("c", "1m")),
-            Some("OutOfcpu".into())
-        );
     }
 
     #[test]
@@ -589,7 +557,10 @@ mod tests {
             decide(&admitted, &wanted),
             Ok(AdmitResult::After(Vec::new()))
         );
-        assert_eq!(admitted.release(spec::uid(&victims[0])), ["c"]);
+        assert_eq!(
+            admitted.release(spec::uid(&victims[0]), &allocatable()),
+            ["c"]
+        );
         assert!(decide(&admitted, &asking("d", "500m")).is_err());
         assert_eq!(decide(&admitted, &wanted), Ok(AdmitResult::Here));
         // A pod that requests more than the node has preempts nothing.

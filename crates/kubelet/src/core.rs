@@ -100,8 +100,13 @@ impl Core {
 
     /// Stops counting a pod and wakes the pods that wait for resources.
     pub fn release(&self, uid: &str) {
-        for waiting in self.admitted.release(uid) {
-            self.registry.send(&waiting, Message::Room);
+        self.wake(self.admitted.release(uid, &self.allocatable()));
+    }
+
+    /// Makes these pods' workers look at their resources again.
+    pub fn wake(&self, pods: Vec<String>) {
+        for uid in pods {
+            self.registry.send(&uid, Message::Room);
         }
     }
 

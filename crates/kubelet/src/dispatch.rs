@@ -18,14 +18,19 @@ use crate::{
 };
 
 /// Begins with the pods that the API has. Those that already run count before any other is decided
-/// about; the others are decided about in the order of their creation.
+/// about, with the resizes that they wait for; the others are decided about in the order of their
+/// creation.
 pub(crate) fn begin_with(core: &Arc<Core>, pods: Vec<Arc<Pod>>) {
     let mut pods: Vec<_> = pods.into_iter().map(spec::from_api).collect();
     let phase = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.clone());
     for pod in pods.iter().filter(|pod| !spec::is_mirror(pod)) {
         if worker::has_begun(pod) && !is_terminal(phase(pod).as_deref()) {
             let dir = core.pod_dir(spec::uid(pod));
-            core.admitted.keep(&worker::allocated(pod, &dir));
+            let allocated = worker::allocated(pod, &dir);
+            core.admitted.keep(&allocated);
+            if !Arc::ptr_eq(&allocated, pod) {
+                core.admitted.defer(pod, core.now());
+            }
         }
     }
     pods.sort_by_key(|pod| {

@@ -26,7 +26,7 @@ pub enum Message {
     Snapshot(Box<Snapshot>),
     /// A ConfigMap or Secret changed.
     Sources,
-    /// Another pod has ended: a pod that waits for resources may fit now.
+    /// Resources were freed: a pod that waits for them may fit now, or has got them.
     Room,
     /// A probe's verdict changed.
     Probe(ProbeResult),

@@ -13,6 +13,7 @@ mod mounts;
 mod patch;
 mod probing;
 mod report;
+mod resize_events;
 mod runtime_view;
 mod shrink;
 mod size;

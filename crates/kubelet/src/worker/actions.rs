@@ -6,7 +6,7 @@ use futures::{FutureExt, future::BoxFuture};
 use reconcile::Kind;
 use tracing::{info, warn};
 
-use super::{Worker, report::Answer, runtime_view::Effect, shrink, tasks};
+use super::{Worker, report::Answer, resize_events, runtime_view::Effect, shrink, tasks};
 use crate::{
     Error, Result, hooks,
     make::resources::Bounds,
@@ -209,11 +209,8 @@ impl Worker {
         self.memory.pod_grows |= error.is_some();
         let pod = &self.subject.pod;
         match &error {
-            Some(error) => self.core.events.warning(pod, "ResizeError", error.clone()),
-            None => {
-                let message = "Pod resize completed";
-                self.core.events.normal(pod, "ResizeCompleted", message);
-            }
+            Some(error) => resize_events::failed(&self.core.events, pod, error),
+            None => resize_events::completed(&self.core.events, pod),
         }
         let retry_at = self.core.now() + RESIZE_RETRY;
         self.memory.resize_failure = error.map(|message| ResizeFailure { message, retry_at });

@@ -4,14 +4,14 @@
 use std::{borrow::Cow, path::Path, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, Pod, PodCondition};
 
 use super::{
-    Worker,
+    Worker, resize_events,
     shrink::{self, ContainerLimit},
 };
 use crate::{
-    admit::NoRoom,
+    admit::{NoRoom, Shortage},
     allocation::Allocation,
     make::resources::Bounds,
     pod::{
@@ -31,6 +31,8 @@ pub(super) struct Size {
     pod: Arc<Pod>,
     /// The state of a pending resize.
     resize: Option<Resize>,
+    /// The reason and the generation of the last event about a pending resize.
+    announced: Option<(String, Option<i64>)>,
 }
 
 impl Size {
@@ -39,6 +41,7 @@ impl Size {
         Self {
             pod: allocated(pod, pod_dir),
             resize: None,
+            announced: announced(pod),
         }
     }
 
@@ -76,12 +79,19 @@ pub(crate) fn allocated(pod: &Arc<Pod>, pod_dir: &Path) -> Arc<Pod> {
 
 /// Whether the API shows this condition.
 pub(super) fn has_condition(pod: &Pod, type_: &str) -> bool {
-    let status = pod.status.as_ref();
-    let mut conditions = status
-        .and_then(|s| s.conditions.as_ref())
-        .into_iter()
-        .flatten();
-    conditions.any(|condition| condition.type_ == type_ && condition.status == "True")
+    condition(pod, type_).is_some()
+}
+
+fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let mut conditions = conditions.iter();
+    conditions.find(|condition| condition.type_ == type_ && condition.status == "True")
+}
+
+/// What an earlier kubelet announced about a pending resize.
+fn announced(pod: &Pod) -> Option<(String, Option<i64>)> {
+    let pending = condition(pod, "PodResizePending")?;
+    Some((pending.reason.clone()?, pending.observed_generation))
 }
 
 impl Worker {
@@ -91,31 +101,15 @@ impl Worker {
         if Arc::ptr_eq(pod, &size.pod) && size.resize.is_none() {
             return None;
         }
-        let wanted = Allocation::from_pod(pod);
-        if wanted == Allocation::from_pod(&size.pod) {
+        if Allocation::from_pod(pod) == Allocation::from_pod(&size.pod) {
             size.pod = pod.clone();
             size.resize = None;
             self.core.admitted.follow(pod);
         } else if self.life.ending().is_some() {
+            self.core.admitted.keep_size(&self.subject.uid);
             size.follow(pod);
         } else {
-            let core = &self.core;
-            let allocatable = core.allocatable();
-            let pending = |reason, message: String| Some(Resize::Pending { reason, message });
-            size.resize = match core.admitted.resize(pod, &allocatable) {
-                Ok(()) => None,
-                Err(NoRoom::Ever(short)) => pending("Infeasible", short.to_string()),
-                Err(NoRoom::Now(short)) => pending("Deferred", short.to_string()),
-            };
-            match size.resize {
-                None => {
-                    size.pod = pod.clone();
-                    wanted.write(&core.pod_dir(&self.subject.uid));
-                    self.memory.pod_grows = true;
-                    self.memory.resize_failure = None;
-                }
-                Some(_) => size.follow(pod),
-            }
+            self.ask_for_size(now);
         }
         if self.subject.size.resize.is_some() {
             return Some(now + RETRY);
@@ -126,6 +120,48 @@ impl Worker {
             self.subject.size.resize = Some(Resize::InProgress { error });
         }
         None
+    }
+
+    /// Asks for the resources of the spec, and takes over those that are allocated.
+    fn ask_for_size(&mut self, now: Timestamp) {
+        let core = &self.core;
+        let (pod, size) = (&self.subject.pod, &mut self.subject.size);
+        let answer = core.admitted.resize(pod, &core.allocatable(), now);
+        core.wake(answer.granted);
+        // Others' requests may have led to a grant of an earlier wish.
+        let given = Allocation::from_pod(&answer.counted);
+        if given != Allocation::from_pod(&size.pod) {
+            given.write(&core.pod_dir(&self.subject.uid));
+            self.memory.pod_grows = true;
+            self.memory.resize_failure = None;
+            resize_events::started(&core.events, pod);
+        }
+        size.pod = pod.clone();
+        given.apply(&mut size.pod);
+        let pending = |reason, short: Shortage| Resize::Pending {
+            reason,
+            message: short.to_string(),
+        };
+        size.resize = answer.missing.map(|missing| match missing {
+            NoRoom::Ever(short) => pending("Infeasible", short),
+            NoRoom::Now(short) => pending("Deferred", short),
+        });
+        self.announce_pending();
+    }
+
+    /// Records one event for each reason and generation.
+    fn announce_pending(&mut self) {
+        let (pod, size) = (&self.subject.pod, &mut self.subject.size);
+        let pending = match &size.resize {
+            Some(Resize::Pending { reason, .. }) => {
+                Some(((*reason).to_owned(), pod.metadata.generation))
+            }
+            _ => None,
+        };
+        if let Some(resize) = size.resize.as_ref().filter(|_| pending != size.announced) {
+            resize_events::pending(&self.core.events, pod, resize);
+        }
+        size.announced = pending;
     }
 
     /// The running containers with the resources that the runtime applies to them.
