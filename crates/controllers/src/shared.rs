@@ -64,6 +64,10 @@ pub(crate) const DELETING: &str = "deleting";
 pub(crate) const ADDRESS: &str = "address";
 /// The index of Services by a label of their selector ([`selected_key`]).
 pub(crate) const SELECTS: &str = "selects";
+/// The index of Services by type, for those of type [`LOAD_BALANCER`].
+pub(crate) const TYPE: &str = "type";
+/// The type of Services with an external load balancer.
+pub(crate) const LOAD_BALANCER: &str = "LoadBalancer";
 /// The index of EndpointSlices by their Service, `NAMESPACE/NAME`.
 pub(crate) const SERVICE: &str = "service";
 /// The index of pods and volumes by the claim that they use or are bound to ([`claimed_key`]);
@@ -140,6 +144,14 @@ impl Watched for Node {
 
 impl Watched for Service {
     fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+        let builder = builder.index(TYPE, |service| {
+            let spec = service.spec.as_ref();
+            let balanced = spec.filter(|spec| spec.type_.as_deref() == Some(LOAD_BALANCER));
+            balanced
+                .map(|_| LOAD_BALANCER.to_owned())
+                .into_iter()
+                .collect()
+        });
         builder.index(SELECTS, |service| {
             let namespace = service.metadata.namespace.as_deref().unwrap_or_default();
             let selector = service

@@ -10,7 +10,7 @@ use super::{
     pool::Pool,
     ports::{ports, refusal},
 };
-use crate::templatehash::short_hash;
+use crate::{shared::LOAD_BALANCER, templatehash::short_hash};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{LoadBalancerIngress, Node, PortStatus, Service, ServiceSpec},
@@ -35,7 +35,7 @@ const MOST_NODES: usize = 100;
 
 /// The inputs of the decision about one Service.
 pub(super) struct View<'a> {
-    /// All Services.
+    /// All Services of type LoadBalancer.
     pub services: &'a [Arc<Service>],
     /// All Nodes.
     pub nodes: &'a [Arc<Node>],
@@ -79,7 +79,7 @@ pub(super) fn is_same(one: &Service, other: &Service) -> bool {
 /// Whether a Service is of type LoadBalancer.
 pub(super) fn is_load_balancer(service: &Service) -> bool {
     let spec = service.spec.as_ref();
-    spec.and_then(|spec| spec.type_.as_deref()) == Some("LoadBalancer")
+    spec.and_then(|spec| spec.type_.as_deref()) == Some(LOAD_BALANCER)
 }
 
 /// Whether a Service of another type still has load balancer addresses.

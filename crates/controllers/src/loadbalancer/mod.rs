@@ -20,7 +20,10 @@ use kube::{
 use reconcile::{Action, Controller, Error, Key, Kind, Recorder, StatusPatch};
 use serde_json::{Value, json};
 
-use crate::{endpointslice::view::SERVICE_NAME, shared::Shared};
+use crate::{
+    endpointslice::view::SERVICE_NAME,
+    shared::{LOAD_BALANCER, SERVICE, Shared, TYPE},
+};
 pub use decide::{ANNOUNCER, CLASS, FROM_POOL};
 use decide::{Decision, View, decide};
 pub use pool::Pool;
@@ -126,20 +129,17 @@ fn nodes_of<'a>(slices: impl IntoIterator<Item = &'a Arc<EndpointSlice>>) -> BTr
 
 impl Balancers {
     fn keys(&self) -> Vec<Key> {
-        let services = self.services.list();
+        let services = self.services.by_index(TYPE, LOAD_BALANCER);
         let ours = services.iter().filter(|service| decide::is_ours(service));
         ours.map(|service| Key::from_object(&**service)).collect()
     }
 
     fn decide(&self, service: &Service, key: &Key) -> Decision {
-        let slices = self.slices.list_in(&key.namespace);
-        let own = slices
-            .iter()
-            .filter(|slice| service_of(slice).is_some_and(|of| of == *key));
+        let own = format!("{}/{}", key.namespace, key.name);
         let view = View {
-            services: &self.services.list(),
+            services: &self.services.by_index(TYPE, LOAD_BALANCER),
             nodes: &self.nodes.list(),
-            with_endpoints: &nodes_of(own),
+            with_endpoints: &nodes_of(&self.slices.by_index(SERVICE, &own)),
             pool: &self.settings.pool,
             reserved: &self.settings.reserved_ports,
         };
