@@ -1,15 +1,14 @@
 //! All volume plugins.
 
-mod config_map;
 pub mod csi;
 mod downward_api;
 mod empty_dir;
 mod host_path;
+mod keys;
 mod local;
 mod mounted;
 mod nfs;
 mod projected;
-mod secret;
 
 use std::path::Path;
 
@@ -24,8 +23,8 @@ use crate::{
 /// A volume belongs to the first plugin that claims it.
 pub const ALL: &[&dyn Plugin] = &[
     &empty_dir::EmptyDir,
-    &config_map::ConfigMapVolume,
-    &secret::SecretVolume,
+    &keys::KeysOf::ConfigMap,
+    &keys::KeysOf::Secret,
     &projected::Projected,
     &downward_api::DownwardApi,
     &host_path::HostPath,

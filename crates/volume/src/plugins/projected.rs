@@ -6,7 +6,11 @@ use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::{ServiceAccountTokenProjection, Volume, VolumeProjection};
 
-use super::{config_map, downward_api, make_tmpfs, secret, write_payload};
+use super::{
+    downward_api,
+    keys::{self, KeysOf},
+    make_tmpfs, write_payload,
+};
 use crate::{
     Error, Need, Plugin, Request, Result, TokenSpec, ownership,
     payload::{File, Payload, check_path},
@@ -65,20 +69,26 @@ fn token_spec(token: &ServiceAccountTokenProjection) -> TokenSpec {
     }
 }
 
+/// The ConfigMap or Secret of a source.
+fn keys_source(source: &VolumeProjection, default_mode: i32) -> Option<(KeysOf, keys::Source<'_>)> {
+    let (kind, name, items, optional) = match (&source.config_map, &source.secret) {
+        (Some(map), _) => (KeysOf::ConfigMap, &map.name, &map.items, map.optional),
+        (None, Some(secret)) => (KeysOf::Secret, &secret.name, &secret.items, secret.optional),
+        (None, None) => return None,
+    };
+    let source = keys::Source {
+        name,
+        items: items.as_deref(),
+        default_mode,
+        optional: optional == Some(true),
+    };
+    Some((kind, source))
+}
+
 fn source_needs(source: &VolumeProjection) -> Vec<Need> {
     let mut needs = Vec::new();
-    if let Some(map) = &source.config_map {
-        needs.push(Need::ConfigMap {
-            name: map.name.clone(),
-            optional: map.optional == Some(true),
-        });
-    }
-    if let Some(secret) = &source.secret {
-        let optional = secret.optional == Some(true);
-        needs.push(Need::Secret {
-            name: secret.name.clone(),
-            optional,
-        });
+    if let Some((kind, keys)) = keys_source(source, 0) {
+        needs.push(kind.need(&keys));
     }
     if let Some(token) = &source.service_account_token {
         needs.push(Need::Token(token_spec(token)));
@@ -87,20 +97,8 @@ fn source_needs(source: &VolumeProjection) -> Vec<Need> {
 }
 
 fn source_payload(request: &Request, source: &VolumeProjection, mode: i32) -> Result<Payload> {
-    let objects = request.objects;
-    if let Some(map) = &source.config_map {
-        let optional = map.optional == Some(true);
-        return config_map::payload(objects, &map.name, map.items.as_deref(), mode, optional);
-    }
-    if let Some(secret) = &source.secret {
-        let optional = secret.optional == Some(true);
-        return secret::payload(
-            objects,
-            &secret.name,
-            secret.items.as_deref(),
-            mode,
-            optional,
-        );
+    if let Some((kind, keys)) = keys_source(source, mode) {
+        return kind.payload(request.objects, &keys);
     }
     if let Some(downward) = &source.downward_api {
         return downward_api::payload(request, downward.items.as_deref().unwrap_or_default(), mode);
