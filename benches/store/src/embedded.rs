@@ -83,6 +83,7 @@ impl Subject for Embedded {
             from: from.map(Bytes::from),
             limit,
             freshness: Freshness::Newest,
+            skip_unreadable: false,
         };
         async move {
             let listed = self.store.list(request).await?;

@@ -101,8 +101,9 @@ impl Upkeep {
     }
 
     async fn read(&self, readings: &mut Readings<Service>) -> Result<Vec<Arc<Service>>, Status> {
-        let (_, stored) = self.reader.list(GROUP, PLURAL, "").await?;
-        let services = readings.update(&stored, Service::read);
+        // The group and version of an APIService that cannot be read are not forwarded.
+        let readable = self.reader.list_readable(GROUP, PLURAL).await?;
+        let services = readings.update(&readable.objects(), Service::read);
         self.aggregator.apply(&services);
         Ok(services)
     }

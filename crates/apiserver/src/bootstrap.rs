@@ -141,6 +141,9 @@ async fn ready_range(core: &Arc<Core>) -> Result<(), Status> {
     };
     let mut write = write(core, resource, &name);
     write.subresource = "status".to_owned();
+    if is_unreadable(&write).await? {
+        return Ok(());
+    }
     match write::update(&write, &change).await {
         Err(status) if status.reason != "NotFound" => Err(status),
         _ => Ok(()),
@@ -254,14 +257,27 @@ async fn create(core: &Arc<Core>, wanted: RequiredObject) -> Result<(), Status> 
     let Some(resource) = found else { return Ok(()) };
     let write = write(core, resource.clone(), &wanted.object);
     let key = resource.key(&write.namespace, &write.name);
-    let read = core.store.get(&key, Freshness::Newest).await;
-    if read.map_err(failure::of_store)?.1.is_some() {
+    let read = match core.store.get(&key, Freshness::Newest).await {
+        // It exists. The store has logged it.
+        Err(store::Error::Unreadable(_)) => return Ok(()),
+        read => read.map_err(failure::of_store)?,
+    };
+    if read.1.is_some() {
         return Ok(());
     }
     let object = decoded(&resource, wanted.object)?;
     match write::create(&write, object.clone(), || Ok(object.clone())).await {
         Err(status) if status.reason != "AlreadyExists" => Err(status),
         _ => Ok(()),
+    }
+}
+
+/// Whether the stored object cannot be read. It is left as it is.
+async fn is_unreadable(write: &Write) -> Result<bool, Status> {
+    let key = write.resource.key(&write.namespace, &write.name);
+    match write.core.store.get(&key, Freshness::Newest).await {
+        Err(store::Error::Unreadable(_)) => Ok(true),
+        read => read.map(|_| false).map_err(failure::of_store),
     }
 }
 
@@ -280,6 +296,9 @@ pub(crate) async fn create_or_correct(
     let target = decoded(&resource, wanted.object.clone())?;
     let write = write(core, resource.clone(), &wanted.object);
     create(core, wanted).await?;
+    if is_unreadable(&write).await? {
+        return Ok(());
+    }
     let change = move |old: &Object| {
         let mut object = old.clone();
         for part in parts {

@@ -66,7 +66,11 @@ pub(crate) async fn repair(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> 
         let wanted = slice(name, family, *port, &groups[port]);
         create_or_correct(core, wanted, &[&["endpoints"], &["ports"]]).await?;
     }
-    remove_stale(core, &names).await.map_err(Status::internal)
+    if let Err(why) = remove_stale(core, &names).await {
+        // The next repair retries.
+        tracing::warn!(why, "cannot remove EndpointSlices of stopped API servers");
+    }
+    Ok(())
 }
 
 fn service(address: IpAddr, port: u16) -> RequiredObject {

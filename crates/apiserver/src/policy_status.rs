@@ -11,7 +11,7 @@ use registry::Table;
 use request::Client;
 use tokio::sync::Notify;
 
-use crate::{LocalService, Stored, User, pipeline::Core};
+use crate::{LocalService, User, pipeline::Core};
 use admission::policy::type_checking;
 
 const GROUP: &str = "admissionregistration.k8s.io";
@@ -38,13 +38,12 @@ pub(crate) async fn keep(core: Arc<Core>) {
 }
 
 async fn follow(core: &Core, api: &LocalService) {
-    let Ok((_, policies)) = core.reader.list(GROUP, PLURAL, "").await else {
+    let Ok(policies) = core.reader.list_readable(GROUP, PLURAL).await else {
         // The next change lists the policies again.
         return;
     };
     let table = core.reader.table();
-    for policy in &policies {
-        let policy = Stored::parse(policy);
+    for policy in policies.parsed() {
         if let Some(status) = wanted(&policy, &table) {
             write(api, tree::name(&policy), status).await;
         }

@@ -384,6 +384,7 @@ mod tests {
             from: None,
             limit: None,
             freshness: Freshness::Newest,
+            skip_unreadable: false,
         });
         let keys: Vec<_> = listed
             .await

@@ -108,6 +108,7 @@ async fn living(store: &Store) -> Result<Vec<(String, Version)>, Error> {
         from: None,
         limit: None,
         freshness: Freshness::Newest,
+        skip_unreadable: false,
     };
     let now = Timestamp::now();
     let entries = store.list(request).await?.entries;

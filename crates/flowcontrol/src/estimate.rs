@@ -39,6 +39,7 @@ pub(super) async fn seats(
         from: None,
         limit: Some(1),
         freshness: Freshness::AtLeast(0),
+        skip_unreadable: false,
     };
     // A list that fails here is rejected later, with the reason.
     let Ok(listed) = store.list(ask).await else {

@@ -9,7 +9,7 @@ use machinery::{Object, Status, Value, json::json};
 use tokio::sync::Notify;
 
 use super::{Fairness, GROUP, LEVELS, SCHEMAS, status, upkeep};
-use registry::{Reader, Stored, meta};
+use registry::{Reader, meta};
 use request::Client;
 use stdx::Clock;
 
@@ -34,14 +34,13 @@ pub struct Upkeep {
 impl Upkeep {
     /// Ensures the default objects and loads the existing ones.
     pub async fn begin(&self) -> Result<(), Status> {
-        match upkeep::ensure(&*self.api).await {
-            Ok(true) => {
-                let (levels, schemas) = read(&self.reader).await?;
-                self.fairness.digest(&levels, &schemas);
-            }
-            Ok(false) => {}
+        match upkeep::ensure(&self.reader, &*self.api).await {
+            Ok(true) => {}
+            Ok(false) => return Ok(()),
             Err(why) => tracing::warn!(why, "cannot create flow control objects"),
         }
+        let (levels, schemas) = read(&self.reader).await?;
+        self.fairness.digest(&levels, &schemas);
         Ok(())
     }
 
@@ -78,9 +77,10 @@ impl Upkeep {
 }
 
 async fn read(reader: &Reader) -> Result<(Vec<Object>, Vec<Object>), Status> {
+    // Without an object that cannot be read, requests match another FlowSchema.
     let list = async |kind| {
-        let (_, objects) = reader.list(GROUP, kind, "").await?;
-        Ok::<Vec<Object>, Status>(objects.iter().map(|stored| Stored::parse(stored)).collect())
+        let readable = reader.list_readable(GROUP, kind).await?;
+        Ok::<Vec<Object>, Status>(readable.parsed())
     };
     Ok((list(LEVELS).await?, list(SCHEMAS).await?))
 }
@@ -160,7 +160,7 @@ impl<'a> Keeper<'a> {
             return;
         }
         self.looked = now;
-        if let Err(why) = upkeep::ensure(&*self.parts.api).await {
+        if let Err(why) = upkeep::ensure(&self.parts.reader, &*self.parts.api).await {
             tracing::warn!(why, "cannot maintain flow control objects");
         }
         self.follow().await;

@@ -1,35 +1,37 @@
 //! Maintains the default objects: creates missing ones, corrects mandatory ones, and suggested ones
 //! unless their annotation forbids it. Suggested objects of older versions are deleted.
 
-use http::{Method, StatusCode};
+use http::Method;
 use kinds::tree;
 use machinery::{Object, Value};
 
 use super::{
-    LEVELS, SCHEMAS,
+    GROUP, LEVELS, SCHEMAS,
     defaults::{self, AUTOUPDATE, Default},
 };
+use registry::Reader;
 use request::Client;
 
 /// The field manager of these objects.
 const MANAGER: &str = "api-priority-and-fairness-config-producer-v1";
 
 /// Corrects all of them, as far as possible. `false`: they are not served here.
-pub(super) async fn ensure(api: &dyn Client) -> Result<bool, String> {
-    for (resource, defaults) in [(LEVELS, defaults::levels()), (SCHEMAS, defaults::schemas())] {
-        let (status, list) = api
-            .ask(Method::GET, &super::path(resource, ""), None)
-            .await?;
-        if status == StatusCode::NOT_FOUND {
+pub(super) async fn ensure(reader: &Reader, api: &dyn Client) -> Result<bool, String> {
+    for (resource, mut defaults) in [(LEVELS, defaults::levels()), (SCHEMAS, defaults::schemas())] {
+        if reader.resource(GROUP, resource).is_none() {
             return Ok(false);
         }
-        let stored = tree::list(tree::get(&list, "items"));
-        let stored: Vec<Object> = stored
-            .iter()
-            .filter_map(Value::as_object)
-            .cloned()
-            .collect();
-        let changes = changes(&stored, defaults).into_iter();
+        let listed = reader.list_readable(GROUP, resource).await;
+        let readable = listed.map_err(|status| status.message)?;
+        // An object that cannot be read exists.
+        let is_unreadable = |default: &Default| {
+            readable
+                .unreadable
+                .iter()
+                .any(|name| name == tree::name(&default.object))
+        };
+        defaults.retain(|default| !is_unreadable(default));
+        let changes = changes(&readable.parsed(), defaults).into_iter();
         let writes = changes.map(|change| write(api, resource, change));
         futures::future::try_join_all(writes).await?;
     }

@@ -51,10 +51,11 @@ async fn pack_kind(
     packer: Packer,
     unchanged_since: u64,
 ) -> Packer {
-    let listed = reader.list(&resource.group, &resource.plural, "").await;
-    let Ok((_, mut objects)) = listed else {
+    let listed = reader.list_readable(&resource.group, &resource.plural);
+    let Ok(readable) = listed.await else {
         return packer;
     };
+    let mut objects = readable.objects();
     objects.retain(|object| object.revision <= unchanged_since && object.is_loose());
     if objects.is_empty() {
         return packer;

@@ -29,7 +29,7 @@ pub use codec::{Draft, ObjectCodec, Stored};
 pub use encryption::Encryption;
 pub use header::Header;
 pub use names::{NameSuffixes, RandomNameSuffixes};
-pub use reader::{Reader, Readings};
+pub use reader::{Readable, Reader, Readings};
 pub use resources::{
     KindRef, Labels, Registry, Resource, Served, api_version, key_prefix, object_key,
 };

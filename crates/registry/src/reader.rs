@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use futures::StreamExt;
 use machinery::{Object, Status};
 use stdx::Backoff;
-use store::{Entry, Freshness, ListRequest, Revision, Watch, WatchItem};
+use store::{Entry, Freshness, Key, ListRequest, Listed, Revision, Watch, WatchItem};
 use tokio::sync::Notify;
 
 use crate::{Registry, Resource, Shared, Store, Stored, Table, failure};
@@ -39,6 +39,28 @@ impl<T> Readings<T> {
             self.0.insert(name, (revision, reading));
         }
         all
+    }
+}
+
+/// The objects of a kind, without those that cannot be read.
+#[derive(Default)]
+pub struct Readable {
+    /// The revision of the read.
+    pub revision: Revision,
+    pub entries: Vec<Entry<Stored>>,
+    /// The names of objects that cannot be read, with their namespace before a slash.
+    pub unreadable: Vec<String>,
+}
+
+impl Readable {
+    pub fn objects(self) -> Vec<Arc<Stored>> {
+        self.entries.into_iter().map(|entry| entry.object).collect()
+    }
+
+    /// The parsed objects.
+    pub fn parsed(&self) -> Vec<Object> {
+        let objects = self.entries.iter().map(|entry| entry.object.parse());
+        objects.collect()
     }
 }
 
@@ -101,14 +123,35 @@ impl Reader {
         let Some(resource) = self.resource(group, resource) else {
             return Ok((0, Vec::new()));
         };
+        let listed = self.listed(resource.prefix(namespace), false).await?;
+        Ok((listed.revision, listed.entries))
+    }
+
+    /// All objects of a kind that can be read, and the names of the others. For work that is right without an object:
+    /// nothing is allowed or deleted because it is missing.
+    pub async fn list_readable(&self, group: &str, resource: &str) -> Result<Readable, Status> {
+        let Some(resource) = self.resource(group, resource) else {
+            return Ok(Readable::default());
+        };
+        let prefix = resource.prefix("");
+        let listed = self.listed(prefix.clone(), true).await?;
+        let name = |key: &Key| String::from_utf8_lossy(&key[prefix.len()..]).into_owned();
+        Ok(Readable {
+            revision: listed.revision,
+            unreadable: listed.unreadable.iter().map(|one| name(&one.key)).collect(),
+            entries: listed.entries,
+        })
+    }
+
+    async fn listed(&self, prefix: Key, skip_unreadable: bool) -> Result<Listed<Stored>, Status> {
         let request = ListRequest {
-            prefix: resource.prefix(namespace),
+            prefix,
             from: None,
             limit: None,
             freshness: Freshness::AtLeast(0),
+            skip_unreadable,
         };
-        let listed = self.store.list(request).await.map_err(failure::of_store)?;
-        Ok((listed.revision, listed.entries))
+        self.store.list(request).await.map_err(failure::of_store)
     }
 
     /// The newest revision.
@@ -134,9 +177,11 @@ impl Reader {
         let mut backoff = Backoff::new(FIRST, LONGEST);
         loop {
             // The list covers changes between two watches.
-            let since = self.list(group, resource, "").await;
+            let listed = self.list_readable(group, resource).await;
             changed.notify_one();
-            if let Ok((since, _)) = since
+            if let Ok(Readable {
+                revision: since, ..
+            }) = listed
                 && let Ok(Some(mut events)) = self.watch(group, resource, since).await
             {
                 while let Some(Ok(item)) = events.next().await {

@@ -127,15 +127,15 @@ impl Owner<'_> {
             from: None,
             limit: None,
             freshness: Freshness::Newest,
+            // An address that cannot be read is held.
+            skip_unreadable: true,
         };
         let listed = self.allocator.store.list(ask).await;
         let listed = listed.map_err(failure::of_store)?;
         let name = |key: &[u8]| std::str::from_utf8(&key[prefix.len()..]).ok()?.parse().ok();
-        Ok(listed
-            .entries
-            .iter()
-            .filter_map(|entry| name(&entry.key))
-            .collect())
+        let keys = listed.entries.iter().map(|entry| &entry.key);
+        let keys = keys.chain(listed.unreadable.iter().map(|one| &one.key));
+        Ok(keys.filter_map(|key| name(key)).collect())
     }
 
     /// Allocates the address that the client requested.

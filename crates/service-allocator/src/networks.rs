@@ -132,12 +132,13 @@ async fn collected(
     let mut networks: Vec<Network> = configured
         .filter_map(|(base, length)| Network::new(*base, *length))
         .collect();
-    let (_, objects) = allocator
+    // Addresses of a ServiceCIDR that cannot be read are not allocated.
+    let readable = allocator
         .reader
-        .list("networking.k8s.io", "servicecidrs", "")
+        .list_readable("networking.k8s.io", "servicecidrs")
         .await?;
-    for object in objects {
-        for network in networks_of(&object.parse()) {
+    for object in readable.parsed() {
+        for network in networks_of(&object) {
             if !networks.contains(&network) {
                 networks.push(network);
             }

@@ -11,7 +11,8 @@ use std::{
 use futures::StreamExt;
 use machinery::{Object, Status};
 use store::{
-    Action, Durability, Entry, Freshness, Key, ListRequest, Op, Precondition, Revision, WatchItem,
+    Action, Durability, Entry, Freshness, Key, ListRequest, Listed, Op, Precondition, Revision,
+    WatchItem,
 };
 
 use super::{
@@ -239,28 +240,37 @@ fn service_key(namespace: &str, name: &str) -> Key {
     object_key("", "services", namespace, name)
 }
 
-async fn list(
-    allocator: &Allocator,
-    prefix: Key,
-) -> Result<(Revision, Vec<Entry<Stored>>), Status> {
+async fn list(allocator: &Allocator, prefix: Key) -> Result<Listed<Stored>, Status> {
     let ask = ListRequest {
         prefix,
         from: None,
         limit: None,
         freshness: Freshness::Newest,
+        skip_unreadable: true,
     };
-    let listed = allocator.store.list(ask).await.map_err(failure::of_store)?;
-    Ok((listed.revision, listed.entries))
+    allocator.store.list(ask).await.map_err(failure::of_store)
 }
 
 /// Compares all Services with all allocations. Services are read last: allocations are written with
 /// them, so a Service created meanwhile is never mistaken for a leak.
 async fn everything(allocator: &Allocator, reported: &mut Reported) -> Result<Revision, Status> {
     let networks = networks::existing(allocator).await?;
-    let (revision, addresses) = list(allocator, address_key("")).await?;
-    let (_, ports) = list(allocator, ports_prefix()).await?;
-    let (_, services) = list(allocator, key_prefix("", "services").into()).await?;
+    let addresses = list(allocator, address_key("")).await?;
+    let ports = list(allocator, ports_prefix()).await?;
+    let services = list(allocator, key_prefix("", "services").into()).await?;
+    let revision = addresses.revision;
+    let all = [&addresses, &ports, &services];
+    if let Some(first) = all.iter().find_map(|listed| listed.unreadable.first()) {
+        // Nothing is released that a Service might hold.
+        tracing::error!(
+            why = first.why,
+            "cannot check the addresses and ports of Services"
+        );
+        return Ok(revision);
+    }
+    let (addresses, ports) = (addresses.entries, ports.entries);
     let services: Vec<_> = services
+        .entries
         .into_iter()
         .map(|entry| (entry.object.parse(), entry))
         .collect();

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures::stream::BoxStream;
 
-use crate::{Error, Key, Revision};
+use crate::{Error, Key, Revision, Unreadable};
 
 /// A live key.
 #[derive(Debug)]
@@ -51,6 +51,8 @@ pub struct ListRequest {
     pub limit: Option<usize>,
     /// The required freshness.
     pub freshness: Freshness,
+    /// List around values that cannot be read, instead of an error.
+    pub skip_unreadable: bool,
 }
 
 /// The result of a list, at one revision.
@@ -62,6 +64,8 @@ pub struct Listed<T> {
     pub entries: Vec<Entry<T>>,
     /// How many more keys there are after the last entry.
     pub remaining: usize,
+    /// Keys whose values cannot be read; only if the request skips them.
+    pub unreadable: Vec<Unreadable>,
 }
 
 /// A condition on a key for a commit.

@@ -162,6 +162,23 @@ async fn a_value_that_cannot_be_read_is_named_and_everything_else_is_served() {
     for freshness in [Freshness::Newest, Freshness::AtLeast(0)] {
         assert_eq!(reads(&*store, &keys, freshness).await, damaged);
     }
+    let now = store.revision().await.unwrap();
+    for freshness in [
+        Freshness::Newest,
+        Freshness::AtLeast(0),
+        Freshness::Exactly(now),
+    ] {
+        let request = ListRequest {
+            freshness,
+            skip_unreadable: true,
+            ..list_request("/a/")
+        };
+        let listed = store.list(request).await.unwrap();
+        assert_eq!((listed.entries.len(), listed.remaining), (1, 0));
+        assert_eq!(listed.entries[0].key, "/a/1");
+        assert_eq!(listed.unreadable.len(), 1);
+        assert_eq!(listed.unreadable[0].key, "/a/2");
+    }
 
     // Another value becomes unreadable while the store runs: watchers have to list again.
     let start = store.revision().await.unwrap();

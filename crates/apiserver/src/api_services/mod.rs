@@ -94,19 +94,29 @@ impl ParsedApiServices {
         starts: bool,
     ) -> Result<(), String> {
         let list = async |group: &str, plural: &str| {
-            let listed = core.reader.list(group, plural, "").await;
-            listed
-                .map(|(_, objects)| objects)
-                .map_err(|s| s.to_string())
+            let listed = core.reader.list_readable(group, plural).await;
+            listed.map_err(|status| status.to_string())
         };
         let (group, plural) = DEFINITIONS;
         let definitions = list(group, plural).await?;
-        let definitions = self.definitions.update(&definitions, served_versions);
-        let stored = list(GROUP, PLURAL).await?;
+        let unreadable_definitions = definitions.unreadable.len();
+        let definitions = self
+            .definitions
+            .update(&definitions.objects(), served_versions);
+        let readable = list(GROUP, PLURAL).await?;
+        let unreadable = readable.unreadable.clone();
+        let stored = readable.objects();
         let services = self.services.update(&stored, Service::read);
         let mut wanted = custom(definitions.iter().flat_map(|one| one.iter()));
         wanted.extend(own(&core.registry.table()));
-        let changes = changes(&services, wanted, starts).into_iter();
+        // An APIService that cannot be read exists.
+        wanted.retain(|name, _| !unreadable.contains(name));
+        let mut changes = changes(&services, wanted, starts);
+        if unreadable_definitions > 0 {
+            // Their groups and versions are unknown.
+            changes.retain(|change| !matches!(change, Change::Delete(_)));
+        }
+        let changes = changes.into_iter();
         let changes = changes.map(|change| write(api, change, &stored));
         futures::future::try_join_all(changes).await?;
         Ok(())

@@ -5,7 +5,9 @@ use std::{sync::Arc, time::Duration};
 use apiextensions::conditions::{condition, holds, set_condition};
 use machinery::{Object, Status, Value, json::json};
 
-use super::{id, status::status_write, write};
+use stdx::Backoff;
+
+use super::{GROUP, PLURAL, id, status::status_write, write};
 use crate::{
     meta,
     pipeline::Core,
@@ -18,6 +20,9 @@ const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
 pub(super) const PENDING: &str = "InstanceDeletionPending";
 /// The retry interval while objects of a deleted definition remain.
 const AGAIN: Duration = Duration::from_secs(5);
+/// The retry intervals after errors.
+const FIRST: Duration = Duration::from_millis(500);
+const LONGEST: Duration = Duration::from_secs(30);
 
 /// Marks a definition as deleted. Neither its generation nor a grace period is set.
 pub(crate) fn mark(definition: &mut Object, now: &str) {
@@ -64,19 +69,35 @@ fn name(definition: &Value) -> String {
 }
 
 async fn empty(core: &Arc<Core>, definition: &Value) {
-    let finalizers = definition.as_object().map(meta::finalizers);
-    if !finalizers.is_some_and(|finalizers| finalizers.contains(&CLEANUP)) {
-        return;
+    let mut backoff = Backoff::new(FIRST, LONGEST);
+    loop {
+        let again = match try_empty(core, definition).await {
+            Ok(true) => return,
+            Ok(false) => {
+                backoff.reset();
+                AGAIN
+            }
+            Err(status) => {
+                let definition = name(definition);
+                tracing::warn!(definition, %status, "cannot finish the deletion of a CustomResourceDefinition; will retry");
+                backoff.step()
+            }
+        };
+        core.config.clock.sleep(again).await;
+    }
+}
+
+/// One attempt; returns whether nothing is left to do.
+async fn try_empty(core: &Arc<Core>, definition: &Value) -> Result<bool, Status> {
+    let name = name(definition);
+    let stored = core.reader.get(GROUP, PLURAL, "", &name).await?;
+    if !stored.is_some_and(|stored| is_cleaned_up(&stored.parse(), definition)) {
+        return Ok(true);
     }
     let (group, plural) = id(definition);
     let ended = if holds(definition, "Established") {
-        loop {
-            match delete_all(core, &group, &plural).await {
-                Ok(0) => break,
-                Ok(_) => {}
-                Err(status) => tracing::warn!(plural, %status, "cannot delete custom resources"),
-            }
-            core.config.clock.sleep(AGAIN).await;
+        if delete_all(core, &group, &plural).await? > 0 {
+            return Ok(false);
         }
         core.registry.undefine(&group, &plural);
         let message = "removed all instances";
@@ -86,12 +107,18 @@ async fn empty(core: &Arc<Core>, definition: &Value) {
         let message = "resource was never established";
         condition("Terminating", false, "NeverEstablished", message)
     };
-    match set(core, &name(definition), ended, true).await {
-        Err(status) if status.code != 404 => {
-            tracing::warn!(plural, %status, "cannot finish the deletion of a custom resource definition");
-        }
-        _ => {}
+    match set(core, &name, ended, true).await {
+        Err(status) if status.code == 404 => Ok(true),
+        written => written.map(|()| true),
     }
+}
+
+/// Whether a stored definition is still the deleted one, and waits for its objects. Another one of the same name may
+/// have been created meanwhile.
+fn is_cleaned_up(stored: &Object, definition: &Value) -> bool {
+    definition["metadata"]["uid"] == meta::text(stored, "uid")
+        && meta::is_deleting(stored)
+        && meta::finalizers(stored).contains(&CLEANUP)
 }
 
 /// Writes one condition of a definition; `release` also removes the finalizer.
@@ -129,4 +156,31 @@ async fn delete_all(core: &Arc<Core>, group: &str, plural: &str) -> Result<usize
         }
     }
     Ok(core.reader.list(group, plural, "").await?.1.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_deleted_definition_itself_is_emptied() {
+        let deleted = json!({"metadata": {
+            "uid": "1", "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [CLEANUP],
+        }});
+        let with = |field: &str, value: Value| {
+            let mut stored = deleted.clone();
+            stored["metadata"][field] = value;
+            stored
+        };
+        for (stored, expected) in [
+            (deleted.clone(), true),
+            (with("labels", json!({"a": "b"})), true),
+            (with("uid", "2".into()), false),
+            (with("deletionTimestamp", Value::Null), false),
+            (with("finalizers", json!(["example.com/other"])), false),
+        ] {
+            let is_it = is_cleaned_up(stored.as_object().unwrap(), &deleted);
+            assert_eq!(is_it, expected, "{stored}");
+        }
+    }
 }

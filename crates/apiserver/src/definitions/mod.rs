@@ -9,7 +9,7 @@ mod status;
 mod unwritten;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -21,6 +21,7 @@ use apiextensions::{
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt, future};
 use machinery::{Object, Status, Value};
+use registry::Readable;
 use store::{Revision, WatchItem};
 
 use crate::{Resource, Stored, User, meta, pipeline::Core, user, write::Write};
@@ -50,7 +51,16 @@ pub(crate) struct Definitions {
 
 /// Lists all definitions and serves them.
 pub(crate) async fn load(core: &Arc<Core>) -> Result<Definitions, Status> {
-    let (revision, all) = core.reader.list(GROUP, PLURAL, "").await?;
+    let readable = core.reader.list_readable(GROUP, PLURAL).await?;
+    for definition in &readable.unreadable {
+        tracing::error!(
+            definition,
+            "a CustomResourceDefinition cannot be read; its changes have no effect"
+        );
+    }
+    undefine_deleted(core, &readable);
+    let revision = readable.revision;
+    let all = readable.objects();
     let mut definitions = Definitions {
         revision,
         waiting: BTreeMap::new(),
@@ -69,6 +79,22 @@ pub(crate) async fn load(core: &Arc<Core>) -> Result<Definitions, Status> {
     }
     definitions.settle_all(core, all).await;
     Ok(definitions)
+}
+
+/// Stops serving definitions that were deleted while nothing was watched. One that cannot be read any more was not
+/// deleted.
+fn undefine_deleted(core: &Core, readable: &Readable) {
+    let entries = readable.entries.iter();
+    let mut names: HashSet<&str> = entries.map(|entry| entry.object.header.name()).collect();
+    names.extend(readable.unreadable.iter().map(String::as_str));
+    let table = core.registry.table();
+    let served = table.all().filter(|one| one.custom);
+    let deleted = served.filter(|one| !names.contains(&*format!("{}.{}", one.plural, one.group)));
+    let deleted: Vec<_> = deleted.cloned().collect();
+    drop(table);
+    for resource in deleted {
+        core.registry.undefine(&resource.group, &resource.plural);
+    }
 }
 
 /// Follows the definitions for as long as the server runs.
@@ -203,8 +229,9 @@ impl Definitions {
         if !self.waiting.values().any(|group| groups.contains(group)) {
             return;
         }
-        match core.reader.list(GROUP, PLURAL, "").await {
-            Ok((_, mut all)) => {
+        match core.reader.list_readable(GROUP, PLURAL).await {
+            Ok(readable) => {
+                let mut all = readable.objects();
                 let waits = |one: &Arc<Stored>| {
                     let group = self.waiting.get(one.header.name());
                     group.is_some_and(|group| groups.contains(group))
@@ -218,8 +245,9 @@ impl Definitions {
 
     /// Retries definitions whose status could not be written, in their current state.
     async fn write_again(&mut self, core: &Arc<Core>) {
-        match core.reader.list(GROUP, PLURAL, "").await {
-            Ok((_, mut all)) => {
+        match core.reader.list_readable(GROUP, PLURAL).await {
+            Ok(readable) => {
+                let mut all = readable.objects();
                 all.retain(|one| self.unwritten.contains(one.header.name()));
                 self.settle_all(core, all).await;
             }

@@ -127,19 +127,19 @@ async fn metrics(request: &Request) -> Answer {
             from: None,
             limit: Some(1),
             freshness: store::Freshness::AtLeast(0),
+            skip_unreadable: true,
         };
-        let listed = match request.core.store.list(ask).await {
-            // Kinds with unreadable objects are not counted; the others are.
-            Err(store::Error::Unreadable(_)) => continue,
-            listed => listed.map_err(crate::failure::of_store)?,
-        };
-        let count = listed.entries.len() + listed.remaining;
+        let listed = request.core.store.list(ask).await;
+        let listed = listed.map_err(crate::failure::of_store)?;
+        let count = listed.entries.len() + listed.remaining + listed.unreadable.len();
         let metrics = &request.core.metrics;
         metrics.stored(&resource.group, &resource.plural, count);
     }
     let metrics = &request.core.metrics;
     metrics.unsent(request.core.sending.used());
-    let (_, services) = request.core.reader.list(SERVICES.0, SERVICES.1, "").await?;
+    let reader = &request.core.reader;
+    let services = reader.list_readable(SERVICES.0, SERVICES.1).await?;
+    let services = services.objects();
     let unavailable = services.iter().filter(|service| {
         let object = service.parse();
         let status = object.get("status").map(|status| &status["conditions"]);

@@ -278,6 +278,7 @@ async fn page(
         from,
         limit,
         freshness,
+        skip_unreadable: false,
     };
     let exactly = matches!(ask.freshness, Freshness::Exactly(_));
     let (all, begun) = (&request.core.metrics.storage, Instant::now());

@@ -365,6 +365,7 @@ impl<S: Sink> Watcher<S> {
                     from: None,
                     limit: None,
                     freshness,
+                    skip_unreadable: false,
                 };
                 let listed = store.list(ask).await.map_err(failure::of_store)?;
                 let objects = listed.entries.into_iter().map(|entry| entry.object);

@@ -23,6 +23,7 @@ async fn stored(server: &Server) -> Vec<(String, u64)> {
             from: None,
             limit: None,
             freshness: Freshness::Newest,
+            skip_unreadable: false,
         };
         let listed = server.store.list(ask).await.unwrap();
         let entries = listed.entries.iter();

@@ -1,7 +1,7 @@
 //! Authentication and authorization: certificates over TLS, in-process identities, anonymous
 //! callers.
 
-use crate::support::{Server, send};
+use crate::support::{Server, admin, send};
 use apiserver::User;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::{Api, api::PostParams};
@@ -78,6 +78,24 @@ async fn only_those_who_may_act_as_others() {
         eve.json()["message"],
         "nodes is forbidden: User \"eve\" cannot impersonate-on:user-info:list resource \"nodes\" in API group \"\" at the cluster scope"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_access_review_without_attributes_is_invalid_and_names_no_kind_as_upstream() {
+    let server = Server::start().await;
+    for resource in ["selfsubjectaccessreviews", "subjectaccessreviews"] {
+        let path = format!("/apis/authorization.k8s.io/v1/{resource}");
+        let answer = admin(&server, "POST", &path, machinery::json::json!({})).await;
+        assert_eq!(answer.code, 422, "{}", answer.body);
+        let status = answer.json();
+        let message = status["message"].as_str().unwrap();
+        let expected = ".authorization.k8s.io \"\" is invalid: ";
+        assert!(message.starts_with(expected), "{message}");
+        let expected = "spec.resourceAttributes: Invalid value: null: exactly one of nonResourceAttributes or resourceAttributes must be specified";
+        assert!(message.contains(expected), "{message}");
+        assert_eq!(status["details"]["group"], "authorization.k8s.io");
+        assert_eq!(status["details"]["kind"], machinery::json::Value::Null);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -71,12 +71,17 @@ impl Server {
     }
 
     /// Stops the server and starts it again over the same store.
-    pub(crate) async fn restart(mut self) -> Self {
+    pub(crate) async fn restart(self) -> Self {
+        self.restart_over(|store| store).await
+    }
+
+    /// The same, over another store made from it.
+    pub(crate) async fn restart_over(mut self, wrap: impl FnOnce(AnyStore) -> AnyStore) -> Self {
         self.stop.cancel();
         self.run.take().unwrap().await.unwrap().unwrap();
         let directory = std::mem::replace(&mut self.directory, tempfile::tempdir().unwrap());
         drop(self);
-        Self::open(directory, Registry::builtin(), |store| store, |_, _| {}).await
+        Self::open(directory, Registry::builtin(), wrap, |_, _| {}).await
     }
 
     async fn open(

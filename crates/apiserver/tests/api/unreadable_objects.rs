@@ -5,40 +5,62 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use apiserver::ObjectCodec;
 use async_trait::async_trait;
+use futures::StreamExt;
 use machinery::json::{Value, json};
 use parking_lot::Mutex;
 use registry::{Draft, Stored, object_key};
 use store::{
-    Committed, Durability, Entry, Error, Freshness, Key, ListRequest, Listed, Op, Revision, Store,
-    Unreadable, Watch,
+    Action, Committed, Durability, Entry, Error, Freshness, Key, ListRequest, Listed, Op,
+    Precondition, Revision, Store, Unreadable, Watch,
 };
 
-use crate::support::{AnyStore, Server, admin};
+use tokio::sync::watch;
 
+use crate::support::{AnyStore, Server, admin, eventually};
+
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// A store in which the values of some keys cannot be read, as etcd's may be.
+/// A store in which the values of some keys cannot be read, as etcd's may be, and whose requests can be made to fail.
 struct Damaged {
     inner: AnyStore,
-    /// Guards the keys.
-    keys: Arc<Mutex<BTreeSet<Key>>>,
+    faults: Arc<Faults>,
 }
 
-impl Damaged {
-    fn check(&self, is_read: impl Fn(&Key) -> bool) -> Result<(), Error> {
+#[derive(Default)]
+struct Faults {
+    /// Guards the keys that cannot be read.
+    keys: Mutex<BTreeSet<Key>>,
+    /// Guards a key and how many of its deletions fail.
+    deletions: Mutex<(Key, usize)>,
+    /// Whether watches end.
+    is_cut: watch::Sender<bool>,
+}
+
+impl Faults {
+    fn over(self: &Arc<Self>) -> impl FnOnce(AnyStore) -> AnyStore + use<> {
+        let faults = self.clone();
+        |inner| Arc::new(Damaged { inner, faults })
+    }
+
+    /// Whether these operations fail.
+    fn fails(&self, ops: &[Op<Draft>]) -> bool {
+        let (key, left) = &mut *self.deletions.lock();
+        let mut deletions = ops.iter().filter(|op| matches!(op.action, Action::Delete));
+        let fails = *left > 0 && deletions.any(|op| op.key == *key);
+        *left -= usize::from(fails);
+        fails
+    }
+
+    fn unreadable(&self, is_read: impl Fn(&Key) -> bool) -> Vec<Unreadable> {
         let keys = self.keys.lock();
-        let unreadable = keys
-            .iter()
-            .filter(|key| is_read(key))
-            .map(|key| Unreadable {
-                key: key.clone(),
-                revision: 1,
-                why: format!("{}: EOF", String::from_utf8_lossy(key)),
-            });
-        match unreadable.collect::<Vec<_>>() {
-            none if none.is_empty() => Ok(()),
-            keys => Err(Error::Unreadable(keys)),
-        }
+        let keys = keys.iter().filter(|key| is_read(key));
+        keys.map(|key| Unreadable {
+            key: key.clone(),
+            revision: 1,
+            why: format!("{}: EOF", String::from_utf8_lossy(key)),
+        })
+        .collect()
     }
 }
 
@@ -49,13 +71,24 @@ impl Store<ObjectCodec> for Damaged {
         key: &Key,
         freshness: Freshness,
     ) -> Result<(Revision, Option<Entry<Stored>>), Error> {
-        self.check(|damaged| damaged == key)?;
-        self.inner.get(key, freshness).await
+        match self.faults.unreadable(|damaged| damaged == key) {
+            none if none.is_empty() => self.inner.get(key, freshness).await,
+            unreadable => Err(Error::Unreadable(unreadable)),
+        }
     }
 
     async fn list(&self, request: ListRequest) -> Result<Listed<Stored>, Error> {
-        self.check(|damaged| damaged.starts_with(&request.prefix))?;
-        self.inner.list(request).await
+        let in_list = |damaged: &Key| damaged.starts_with(&request.prefix);
+        let unreadable = self.faults.unreadable(in_list);
+        if !unreadable.is_empty() && !request.skip_unreadable {
+            return Err(Error::Unreadable(unreadable));
+        }
+        let mut listed = self.inner.list(request).await?;
+        let is_readable =
+            |entry: &Entry<Stored>| !unreadable.iter().any(|one| one.key == entry.key);
+        listed.entries.retain(is_readable);
+        listed.unreadable = unreadable;
+        Ok(listed)
     }
 
     async fn commit(
@@ -63,11 +96,20 @@ impl Store<ObjectCodec> for Damaged {
         ops: Vec<Op<Draft>>,
         durability: Durability,
     ) -> Result<Committed<Stored>, Error> {
+        if self.faults.fails(&ops) {
+            return Err(Error::Unavailable("a fault".to_owned()));
+        }
         self.inner.commit(ops, durability).await
     }
 
     async fn watch(&self, prefix: Key, after: Revision) -> Result<Watch<Stored>, Error> {
-        self.inner.watch(prefix, after).await
+        let mut cut = self.faults.is_cut.subscribe();
+        if *cut.borrow_and_update() {
+            return Err(Error::Unavailable("cut".to_owned()));
+        }
+        let events = self.inner.watch(prefix, after).await?;
+        let end = async move { drop(cut.wait_for(|is_cut| *is_cut).await) };
+        Ok(events.take_until(Box::pin(end)).boxed())
     }
 
     async fn revision(&self) -> Result<Revision, Error> {
@@ -81,21 +123,14 @@ impl Store<ObjectCodec> for Damaged {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unreadable_object_is_a_500_that_names_it_and_others_are_served() {
-    let keys = Arc::new(Mutex::new(BTreeSet::new()));
-    let damaged = keys.clone();
-    let server = Server::over(|inner| {
-        Arc::new(Damaged {
-            inner,
-            keys: damaged,
-        })
-    })
-    .await;
+    let faults = Arc::new(Faults::default());
+    let server = Server::over(faults.over()).await;
     for name in ["broken", "whole"] {
         let made = admin(&server, "POST", MAPS, json!({"metadata": {"name": name}})).await;
         assert_eq!(made.code, 201, "{}", made.body);
     }
     let key = object_key("", "configmaps", "default", "broken");
-    keys.lock().insert(key.clone());
+    faults.keys.lock().insert(key.clone());
 
     let (broken, whole) = (format!("{MAPS}/broken"), format!("{MAPS}/whole"));
     let body = json!({"metadata": {"name": "broken"}, "data": {"a": "b"}});
@@ -139,7 +174,217 @@ async fn an_unreadable_object_is_a_500_that_names_it_and_others_are_served() {
         assert_eq!(answer.code, code, "{method} {path}: {}", answer.body);
     }
 
-    keys.lock().clear();
+    faults.keys.lock().clear();
     let mended = admin(&server, "DELETE", &broken, Value::Null).await;
     assert_eq!(mended.code, 200, "{}", mended.body);
+}
+
+fn definition(plural: &str) -> Value {
+    let kind = plural.to_uppercase();
+    json!({
+        "metadata": {"name": format!("{plural}.example.com")},
+        "spec": {
+            "group": "example.com", "scope": "Cluster",
+            "names": {"plural": plural, "kind": kind},
+            "versions": [{
+                "name": "v1", "served": true, "storage": true,
+                "schema": {"openAPIV3Schema": {"type": "object"}},
+            }],
+        },
+    })
+}
+
+async fn until(server: &Server, path: &str, code: u16) {
+    let answer = || admin(server, "GET", path, Value::Null);
+    eventually(|| async { (answer().await.code == code).then_some(()) }).await;
+}
+
+/// Creates the definitions and one object of each.
+async fn define(server: &Server, plurals: &[&str]) {
+    for plural in plurals {
+        let made = admin(server, "POST", DEFINITIONS, definition(plural)).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+        let path = format!("/apis/example.com/v1/{plural}");
+        until(server, &path, 200).await;
+        let object = json!({
+            "apiVersion": "example.com/v1", "kind": plural.to_uppercase(), "metadata": {"name": "a"},
+        });
+        let made = admin(server, "POST", &path, object).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_starts_without_the_objects_that_cannot_be_read() {
+    let server = Server::over(|store| store).await;
+    define(&server, &["broken", "whole"]).await;
+    let services = "/apis/apiregistration.k8s.io/v1/apiservices";
+    let remote = json!({
+        "metadata": {"name": "v1.remote.example.com"},
+        "spec": {
+            "group": "remote.example.com", "version": "v1", "insecureSkipTLSVerify": true,
+            "groupPriorityMinimum": 100, "versionPriority": 10,
+            "service": {"namespace": "default", "name": "remote"},
+        },
+    });
+    let made = admin(&server, "POST", services, remote).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    until(&server, "/readyz", 200).await;
+
+    let extensions = "apiextensions.k8s.io";
+    let flow_control = "flowcontrol.apiserver.k8s.io";
+    let rbac = "rbac.authorization.k8s.io";
+    let damaged = [
+        (
+            extensions,
+            "customresourcedefinitions",
+            "",
+            "broken.example.com",
+        ),
+        (
+            "apiregistration.k8s.io",
+            "apiservices",
+            "",
+            "v1.remote.example.com",
+        ),
+        ("apiregistration.k8s.io", "apiservices", "", "v1.apps"),
+        (flow_control, "flowschemas", "", "service-accounts"),
+        (flow_control, "flowschemas", "", "exempt"),
+        (
+            flow_control,
+            "prioritylevelconfigurations",
+            "",
+            "workload-low",
+        ),
+        (rbac, "clusterroles", "", "view"),
+        (
+            rbac,
+            "rolebindings",
+            "kube-system",
+            "system:controller:token-cleaner",
+        ),
+        ("networking.k8s.io", "servicecidrs", "", "kubernetes"),
+        ("", "namespaces", "", "kube-public"),
+        ("", "services", "default", "kubernetes"),
+        (
+            "discovery.k8s.io",
+            "endpointslices",
+            "default",
+            "kubernetes",
+        ),
+        (
+            "",
+            "configmaps",
+            "kube-system",
+            "extension-apiserver-authentication",
+        ),
+        (
+            "scheduling.k8s.io",
+            "priorityclasses",
+            "",
+            "system-node-critical",
+        ),
+    ];
+    let faults = Arc::new(Faults::default());
+    for (group, plural, namespace, name) in damaged {
+        let key = object_key(group, plural, namespace, name);
+        let (_, stored) = server.store.get(&key, Freshness::Newest).await.unwrap();
+        assert!(stored.is_some(), "{plural} {name}");
+        faults.keys.lock().insert(key);
+    }
+    let server = server.restart_over(faults.over()).await;
+    until(&server, "/readyz", 200).await;
+    let group = "/apis/example.com/v1";
+    for (path, code) in [
+        (format!("{DEFINITIONS}/broken.example.com"), 500),
+        (format!("{services}/v1.apps"), 500),
+        (format!("{group}/broken/a"), 404),
+        (format!("{group}/whole/a"), 200),
+        (format!("{DEFINITIONS}/whole.example.com"), 200),
+        ("/apis/apps/v1/deployments".to_owned(), 200),
+        ("/apis/remote.example.com/v1".to_owned(), 404),
+        ("/metrics".to_owned(), 200),
+        // Deleted only if no definition has the group and version.
+        (format!("{services}/v1.example.com"), 200),
+    ] {
+        let answer = admin(&server, "GET", &path, Value::Null).await;
+        assert_eq!(answer.code, code, "{path}: {}", answer.body);
+    }
+    // Definitions are still followed, and names of unreadable ones are taken.
+    define(&server, &["later"]).await;
+    let taken = admin(&server, "POST", DEFINITIONS, definition("broken")).await;
+    assert_eq!(taken.code, 409, "{}", taken.body);
+    // Other roles count.
+    let role = json!({"metadata": {"name": "reader"}, "rules": [
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]},
+    ]});
+    let path = "/apis/rbac.authorization.k8s.io/v1";
+    let made = admin(&server, "POST", &format!("{path}/clusterroles"), role).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let binding = json!({
+        "metadata": {"name": "reader"},
+        "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": "reader"},
+        "subjects": [{"apiGroup": rbac, "kind": "User", "name": "someone"}],
+    });
+    let bindings = format!("{path}/clusterrolebindings");
+    let made = admin(&server, "POST", &bindings, binding).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let maps = kube::Api::<k8s_openapi::api::core::v1::ConfigMap>::namespaced(
+        server.client(apiserver::User::new("someone", ["system:authenticated"])),
+        "default",
+    );
+    eventually(|| async { maps.list(&Default::default()).await.ok() }).await;
+
+    // It holds the store.
+    drop(maps);
+
+    faults.keys.lock().clear();
+    let server = server.restart().await;
+    until(&server, &format!("{group}/broken/a"), 200).await;
+    until(&server, &format!("{group}/whole/a"), 200).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_deletion_of_a_definition_is_finished_after_errors_of_the_store() {
+    let faults = Arc::new(Faults::default());
+    let server = Server::over(faults.over()).await;
+    define(&server, &["gone"]).await;
+    let name = "gone.example.com";
+    let key = object_key(
+        "apiextensions.k8s.io",
+        "customresourcedefinitions",
+        "",
+        name,
+    );
+    *faults.deletions.lock() = (key, 2);
+    let path = format!("{DEFINITIONS}/{name}");
+    let deleted = admin(&server, "DELETE", &path, Value::Null).await;
+    assert_eq!(deleted.code, 200, "{}", deleted.body);
+    until(&server, &path, 404).await;
+    assert_eq!(faults.deletions.lock().1, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_definition_that_another_server_deletes_while_watches_are_cut_is_not_served() {
+    let faults = Arc::new(Faults::default());
+    let server = Server::over(faults.over()).await;
+    define(&server, &["gone", "whole"]).await;
+    faults.is_cut.send_replace(true);
+    let name = "gone.example.com";
+    let key = object_key(
+        "apiextensions.k8s.io",
+        "customresourcedefinitions",
+        "",
+        name,
+    );
+    let op = Op {
+        key,
+        precondition: Precondition::Exists,
+        action: Action::Delete,
+    };
+    let committed = server.store.commit(vec![op], Durability::Synced).await;
+    committed.unwrap();
+    faults.is_cut.send_replace(false);
+    until(&server, "/apis/example.com/v1/gone", 404).await;
+    until(&server, "/apis/example.com/v1/whole/a", 200).await;
 }

@@ -2,6 +2,8 @@
 //! subjects of defaults are restored, additions are kept. An object with the autoupdate annotation
 //! `false` is left alone.
 
+use std::collections::HashSet;
+
 use futures::{TryStreamExt, stream};
 use http::{Method, StatusCode};
 use kinds::tree;
@@ -11,7 +13,7 @@ use stdx::Backoff;
 use super::{
     Rbac,
     policy::DEFAULTS,
-    rbac::{FIRST, GROUP, LONGEST},
+    rbac::{FIRST, GROUP, KINDS, LONGEST},
     rules::{Rule, uncovered},
 };
 use request::Client;
@@ -24,7 +26,7 @@ const CONCURRENT_WRITES: usize = 32;
 pub async fn write(api: impl Client, rbac: Rbac) {
     let mut backoff = Backoff::new(FIRST, LONGEST);
     loop {
-        match write_all(&api).await {
+        match write_all(&api, &rbac).await {
             Ok(false) => return,
             Ok(true) => match rbac.defaults_written().await {
                 Ok(()) => return,
@@ -36,12 +38,15 @@ pub async fn write(api: impl Client, rbac: Rbac) {
     }
 }
 
-async fn write_all(api: &impl Client) -> Result<bool, String> {
-    let (status, _) = api
-        .ask(Method::GET, &path("clusterroles", "", ""), None)
-        .await?;
-    if status == StatusCode::NOT_FOUND {
+async fn write_all(api: &impl Client, rbac: &Rbac) -> Result<bool, String> {
+    if rbac.reader().resource(GROUP, "clusterroles").is_none() {
         return Ok(false);
+    }
+    let mut unreadable = HashSet::new();
+    for kind in KINDS {
+        let listed = rbac.reader().list_readable(GROUP, kind).await;
+        let names = listed.map_err(|status| status.message)?.unreadable;
+        unreadable.extend(names.into_iter().map(|name| (kind, name)));
     }
     let roles = DEFAULTS
         .roles
@@ -51,7 +56,16 @@ async fn write_all(api: &impl Client) -> Result<bool, String> {
         .bindings
         .iter()
         .map(|b| (b.resource(), b.to_object()));
-    stream::iter(roles.chain(bindings).map(Ok))
+    // An object that cannot be read exists.
+    let is_readable = |(resource, object): &(&'static str, Object)| {
+        let name = match tree::namespace(object) {
+            "" => tree::name(object).to_owned(),
+            namespace => format!("{namespace}/{}", tree::name(object)),
+        };
+        !unreadable.contains(&(*resource, name))
+    };
+    let all = roles.chain(bindings).filter(is_readable);
+    stream::iter(all.map(Ok))
         .try_for_each_concurrent(CONCURRENT_WRITES, async |(resource, object)| {
             ensure_default(api, resource, object).await
         })

@@ -130,12 +130,14 @@ impl NodePods {
     }
 
     async fn list(&self) -> Result<(), Status> {
-        let (revision, pods) = self.reader.entries("", "pods", "").await?;
+        // A pod that cannot be read gives its node access to nothing.
+        let readable = self.reader.list_readable("", "pods").await?;
+        let revision = readable.revision;
         let mut fresh = IndexedPods {
             revision: Some(revision),
             ..IndexedPods::default()
         };
-        for pod in pods {
+        for pod in readable.entries {
             fresh.insert(pod.key, pod.object);
         }
         let mut known = self.known.write();

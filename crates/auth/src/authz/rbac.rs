@@ -20,12 +20,12 @@ use super::{
     index::{Index, Objects},
     policy,
 };
-use registry::{Reader, Stored};
+use registry::Reader;
 
 pub(super) const GROUP: &str = "rbac.authorization.k8s.io";
 pub(super) const FIRST: Duration = Duration::from_millis(20);
 pub(super) const LONGEST: Duration = Duration::from_secs(5);
-const KINDS: [&str; 4] = [
+pub(super) const KINDS: [&str; 4] = [
     "clusterroles",
     "roles",
     "clusterrolebindings",
@@ -51,15 +51,20 @@ impl Rbac {
         }
     }
 
+    pub(super) fn reader(&self) -> &Reader {
+        &self.reader
+    }
+
     /// The newest index.
     pub fn index(&self) -> Arc<Index> {
         self.index.load_full()
     }
 
     async fn read(&self) -> Result<Objects, Status> {
+        // A role or binding that cannot be read allows nothing.
         let list = async |kind| {
-            let (_, objects) = self.reader.list(GROUP, kind, "").await?;
-            Ok::<Vec<Object>, Status>(objects.iter().map(|stored| Stored::parse(stored)).collect())
+            let readable = self.reader.list_readable(GROUP, kind).await?;
+            Ok::<Vec<Object>, Status>(readable.parsed())
         };
         Ok(Objects {
             cluster_roles: list(KINDS[0]).await?,

@@ -159,7 +159,7 @@ impl<C: Codec> Etcd<C> {
 
     /// An entry of etcd's response: the mirror's object if it has it, so that each is published
     /// once.
-    fn entry(&self, kv: KeyValue) -> Result<Entry<C::Object>, Error> {
+    fn entry(&self, kv: KeyValue) -> Result<Entry<C::Object>, Unreadable> {
         let known = self.published.read(|state| state.get(&kv.key));
         if let Some(known) = known.filter(|known| known.mod_revision as i64 == kv.mod_revision) {
             return Ok(known);
@@ -167,7 +167,7 @@ impl<C: Codec> Etcd<C> {
         let saved = mirror::saved(kv);
         let draft = self.codec.load(&saved.key, saved.value).map_err(|why| {
             let (key, revision) = (saved.key.clone(), saved.mod_revision);
-            Error::Unreadable(vec![Unreadable { key, revision, why }])
+            Unreadable { key, revision, why }
         })?;
         let object = self.codec.publish(&saved.key, draft, saved.mod_revision);
         Ok(Entry {
@@ -214,15 +214,19 @@ impl<C: Codec> Etcd<C> {
         }
         let revision = if exactly == 0 { newest } else { exactly };
         let remaining = answer.count as usize - answer.kvs.len();
-        let entries = answer
-            .kvs
-            .into_iter()
-            .map(|kv| self.entry(kv))
-            .collect::<Result<_, _>>()?;
+        let mut entries = Vec::with_capacity(answer.kvs.len());
+        let mut unreadable = Vec::new();
+        for kv in answer.kvs {
+            match self.entry(kv) {
+                Ok(entry) => entries.push(entry),
+                Err(one) => unreadable.push(one),
+            }
+        }
         Ok(Listed {
             revision,
             entries,
             remaining,
+            unreadable,
         })
     }
 
@@ -312,7 +316,10 @@ impl<C: Codec> Store<C> for Etcd<C> {
             ..RangeRequest::default()
         };
         let listed = self.range(request, freshness).await?;
-        Ok((listed.revision, listed.entries.into_iter().next()))
+        match listed.unreadable.is_empty() {
+            true => Ok((listed.revision, listed.entries.into_iter().next())),
+            false => Err(Error::Unreadable(listed.unreadable)),
+        }
     }
 
     async fn list(&self, request: ListRequest) -> Result<Listed<C::Object>, Error> {
@@ -323,8 +330,11 @@ impl<C: Codec> Store<C> for Etcd<C> {
             other => self.at_hand(other).await,
         };
         if let Some(state) = state {
-            state.check_list_readable(&request)?;
-            let listed = state.list(&request);
+            let unreadable = state.check_list_readable(&request)?;
+            let listed = Listed {
+                unreadable,
+                ..state.list(&request)
+            };
             if listed.remaining > 0 {
                 self.published.pages.keep(&state);
             }
@@ -346,6 +356,7 @@ impl<C: Codec> Store<C> for Etcd<C> {
                 revision: moment,
                 entries: Vec::new(),
                 remaining: 0,
+                unreadable: Vec::new(),
             });
         }
         let range = RangeRequest {
@@ -355,7 +366,11 @@ impl<C: Codec> Store<C> for Etcd<C> {
             count_only: request.limit == Some(0),
             ..RangeRequest::default()
         };
-        self.range(range, request.freshness).await
+        let listed = self.range(range, request.freshness).await?;
+        match listed.unreadable.is_empty() || request.skip_unreadable {
+            true => Ok(listed),
+            false => Err(Error::Unreadable(listed.unreadable)),
+        }
     }
 
     async fn commit(

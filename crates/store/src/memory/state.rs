@@ -136,13 +136,16 @@ impl<T: Send + Sync + 'static> State<T> {
         }
     }
 
-    /// An error that names the keys of a list whose values cannot be read, if any.
-    pub(crate) fn check_list_readable(&self, request: &ListRequest) -> Result<(), Error> {
+    /// The keys of a list whose values cannot be read; an error that names them, unless the request skips them.
+    pub(crate) fn check_list_readable(
+        &self,
+        request: &ListRequest,
+    ) -> Result<Vec<Unreadable>, Error> {
         let keys = self.unreadable.range(start(request).clone()..);
         let keys = keys.take_while(|(key, _)| key.starts_with(&request.prefix));
         let keys: Vec<_> = keys.map(|(_, one)| Unreadable::clone(one)).collect();
-        match keys.is_empty() {
-            true => Ok(()),
+        match keys.is_empty() || request.skip_unreadable {
+            true => Ok(keys),
             false => Err(Error::Unreadable(keys)),
         }
     }
@@ -183,6 +186,7 @@ impl<T: Send + Sync + 'static> State<T> {
             revision: self.revision,
             entries,
             remaining: 0,
+            unreadable: Vec::new(),
         })
     }
 
@@ -203,6 +207,7 @@ impl<T: Send + Sync + 'static> State<T> {
             revision: self.revision,
             entries: slots.map(|slot| slot.entry.clone()).collect(),
             remaining: found - taken,
+            unreadable: Vec::new(),
         }
     }
 

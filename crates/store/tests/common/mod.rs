@@ -110,6 +110,7 @@ pub(crate) fn list_request(prefix: &str) -> ListRequest {
         from: None,
         limit: None,
         freshness: Freshness::Newest,
+        skip_unreadable: false,
     }
 }
 

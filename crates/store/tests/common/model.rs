@@ -201,6 +201,7 @@ impl Model {
             from: from.clone().map(Bytes::from),
             limit: limit.map(usize::from),
             freshness: self.freshness(when),
+            skip_unreadable: false,
         };
         let listed = store.list(request).await;
         let listed = listed.map(|listed| {
