@@ -229,10 +229,7 @@ pub(crate) fn pods(root: &str) -> Vec<(String, String)> {
 
 fn make(path: &str) -> Result<()> {
     if !is_v2() {
-        for controller in V1
-            .iter()
-            .filter(|controller| below(controller, "").exists())
-        {
+        for controller in mounted(Path::new(MOUNT)) {
             make_v1(controller, path)?;
         }
         return Ok(());
@@ -250,6 +247,13 @@ fn make(path: &str) -> Result<()> {
         let _ = fs::write(dir.join("cgroup.subtree_control"), format!("+{controller}"));
     }
     Ok(())
+}
+
+/// The mounted controllers of cgroup v1. The directory of one that cannot be mounted may exist, as
+/// with systemd in a container.
+fn mounted(mount: &Path) -> impl Iterator<Item = &'static str> {
+    let is_mounted = |controller: &&str| mount.join(controller).join("cgroup.procs").exists();
+    V1.iter().copied().filter(is_mounted)
 }
 
 fn make_v1(controller: &str, path: &str) -> Result<()> {
@@ -400,6 +404,19 @@ mod tests {
         assert!(told.starts_with(&expected), "{told}");
         assert_eq!(fs::read_to_string(file("pids.max")).unwrap(), "7");
         assert!(set(&writes[..1]).is_ok());
+    }
+
+    #[test]
+    fn a_directory_without_a_mounted_controller_is_no_hierarchy() {
+        let mount = tempfile::tempdir().unwrap();
+        for controller in ["cpu", "memory", HUGE_PAGES] {
+            fs::create_dir(mount.path().join(controller)).unwrap();
+        }
+        for controller in ["cpu", "memory"] {
+            fs::write(mount.path().join(controller).join("cgroup.procs"), "").unwrap();
+        }
+        let found: Vec<_> = mounted(mount.path()).collect();
+        assert_eq!(found, ["cpu", "memory"]);
     }
 
     #[test]

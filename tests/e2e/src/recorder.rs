@@ -339,8 +339,12 @@ pub fn write_load(kubeconfig: &str, deployment: &str, progress: &Progress) -> Wr
             if names.len() % 40 == 0 {
                 let replicas = names.len() / 40 % 2 * 3;
                 let body = json!({"spec": {"replicas": replicas}});
-                let _ = api.send(Method::PATCH, &scale, Some(&body)).await;
-                last = Instant::now();
+                // Part of a pause, unless it is acknowledged: then it ends the pause.
+                if api.send(Method::PATCH, &scale, Some(&body)).await.is_ok() {
+                    longest = longest.max(last.elapsed());
+                    progress.acknowledge(last.elapsed());
+                    last = Instant::now();
+                }
             }
             tokio::time::sleep(REST).await;
         }
