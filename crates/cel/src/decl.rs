@@ -102,8 +102,8 @@ impl Decl {
             return Some(self);
         };
         match (&self.kind, &**first) {
-            (DeclKind::List { element, .. }, "@items") => element.resolve(rest),
-            (DeclKind::Map { value, .. }, "@values") => value.resolve(rest),
+            (DeclKind::List { element, .. }, "@items" | "@values") => element.resolve(rest),
+            (DeclKind::Map { value, .. }, "@items" | "@values") => value.resolve(rest),
             // Values of type `Any` have the same size limit for every key.
             (DeclKind::Map { value, .. }, name)
                 if !name.starts_with('@') && value.cel_type() == Type::Any =>

@@ -21,10 +21,13 @@ pub struct Env {
     bindings: bool,
     /// The variable whose fields are worked out when they are used.
     lazy: Option<Variable>,
+    /// The schema of all sizes, see [`Env::sized_by`].
+    size_root: Option<Arc<Decl>>,
 }
 
 /// The type of one operation of a JSON patch.
 pub const JSON_PATCH: &str = "JSONPatch";
+pub(crate) const PATCH_FIELDS: [&str; 4] = ["op", "path", "from", "value"];
 /// The type of an apply configuration; `Object.spec` is that of its field `spec`, and so on.
 pub const OBJECT: &str = "Object";
 
@@ -120,6 +123,18 @@ impl Env {
         self
     }
 
+    /// Estimates sizes by this schema, whatever a field path starts with. Upstream estimates rules
+    /// of custom resources so: the elements of a list literal and a type name such as `string` have
+    /// the size of `self`. Without it, only variables with a schema have sizes.
+    pub fn sized_by(mut self, decl: Arc<Decl>) -> Self {
+        self.size_root = Some(decl);
+        self
+    }
+
+    pub(crate) fn size_root(&self) -> Option<&Arc<Decl>> {
+        self.size_root.as_ref()
+    }
+
     /// Lets expressions name a value: `cel.bind(name, value, expression)`.
     pub fn with_bindings(mut self) -> Self {
         self.bindings = true;
@@ -171,7 +186,8 @@ impl Env {
             return match (object, field) {
                 (JSON_PATCH, "op" | "path" | "from") => Some(Type::String),
                 (JSON_PATCH, "value") => Some(Type::Dyn),
-                (JSON_PATCH, _) => None,
+                // Upstream gives other fields a type without a name.
+                (JSON_PATCH, _) => Some(Type::Struct("".into())),
                 // Apply configurations are checked against their schema when they are applied.
                 _ => Some(Type::Dyn),
             };

@@ -5,6 +5,10 @@ use std::sync::Arc;
 
 use crate::source::Issue;
 
+pub(crate) const INVALID_INT: &str = "invalid int literal";
+pub(crate) const INVALID_UINT: &str = "invalid uint literal";
+pub(crate) const INVALID_DOUBLE: &str = "invalid double literal";
+
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Token {
     /// An operator or punctuation.
@@ -15,6 +19,8 @@ pub(crate) enum Token {
     Int(i64),
     /// An integer too large for `int`: valid after a minus if it is the smallest.
     BigInt(u64),
+    /// A number outside of its type, with the error.
+    Unreadable(&'static str),
     Uint(u64),
     Double(f64),
     String(Arc<str>),
@@ -124,7 +130,7 @@ impl Lexer<'_> {
             return Ok(token);
         }
         if c.is_ascii_digit() || c == '.' && self.peek(1).is_ascii_digit() {
-            return self.number();
+            return Ok(self.number());
         }
         if c.is_ascii_alphabetic() || c == '_' {
             return Ok(self.word());
@@ -183,7 +189,7 @@ impl Lexer<'_> {
         Ok(Token::Quoted(name.into()))
     }
 
-    fn number(&mut self) -> Result<Token, Issue> {
+    fn number(&mut self) -> Token {
         let start = self.at;
         if self.peek(0) == '0'
             && matches!(self.peek(1), 'x' | 'X')
@@ -194,7 +200,7 @@ impl Lexer<'_> {
                 self.at += 1;
             }
             let digits: String = self.text[start + 2..self.at].iter().collect();
-            return self.whole(start, u64::from_str_radix(&digits, 16).ok());
+            return self.whole(u64::from_str_radix(&digits, 16).ok());
         }
         let mut float = false;
         self.digits();
@@ -211,11 +217,11 @@ impl Lexer<'_> {
         }
         let digits: String = self.text[start..self.at].iter().collect();
         if !float {
-            return self.whole(start, digits.parse().ok());
+            return self.whole(digits.parse().ok());
         }
         match digits.parse::<f64>() {
-            Ok(number) if number.is_finite() => Ok(Token::Double(number)),
-            _ => Err(self.issue(start, "invalid double literal")),
+            Ok(number) if number.is_finite() => Token::Double(number),
+            _ => Token::Unreadable(INVALID_DOUBLE),
         }
     }
 
@@ -226,17 +232,21 @@ impl Lexer<'_> {
     }
 
     /// An integer literal, unsigned with a trailing `u`.
-    fn whole(&mut self, start: usize, number: Option<u64>) -> Result<Token, Issue> {
+    fn whole(&mut self, number: Option<u64>) -> Token {
         if matches!(self.peek(0), 'u' | 'U') {
             self.at += 1;
-            let number = number.ok_or_else(|| self.issue(start, "invalid uint literal"))?;
-            return Ok(Token::Uint(number));
+            return match number {
+                Some(number) => Token::Uint(number),
+                None => Token::Unreadable(INVALID_UINT),
+            };
         }
-        let number = number.ok_or_else(|| self.issue(start, "invalid int literal"))?;
-        Ok(match i64::try_from(number) {
+        let Some(number) = number else {
+            return Token::Unreadable(INVALID_INT);
+        };
+        match i64::try_from(number) {
             Ok(number) => Token::Int(number),
             Err(_) => Token::BigInt(number),
-        })
+        }
     }
 
     /// A string or bytes, if one begins here.

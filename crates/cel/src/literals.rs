@@ -101,6 +101,7 @@ impl Literals<'_> {
             ("duration", false, Literal::String(text)) => convert::duration(text).is_ok(),
             ("duration", false, Literal::Int(_) | Literal::Null) => false,
             ("timestamp", false, Literal::Null) => false,
+            ("timestamp", false, Literal::Int(seconds)) => timestamp::is_in_range(*seconds),
             ("timestamp", false, Literal::String(text)) => timestamp::parse(text).is_ok(),
             ("matches", true, Literal::String(text)) => Pattern::weight(text).is_ok(),
             _ => true,

@@ -36,6 +36,7 @@ pub(crate) fn expand(
         }
     };
     expanded.unwrap_or_else(|issue| {
+        let at = issue.offset;
         parser.issues.push(issue);
         parser.node(at, Kind::Literal(Literal::Null))
     })
@@ -66,6 +67,8 @@ struct Expander<'a> {
 }
 
 type Expanded = Result<Expr, Issue>;
+
+const NOT_A_NAME: &str = "argument must be a simple name";
 
 /// The variables of a loop.
 struct Variables {
@@ -181,32 +184,52 @@ impl Expander<'_> {
     /// The one or two iteration variables at the start of the arguments.
     fn variables(&mut self, args: &mut Vec<Expr>, two: bool) -> Result<Variables, Issue> {
         let first = args.remove(0);
-        let first_name = self.variable(&first)?;
+        let first_name = self.variable(&first, NOT_A_NAME)?;
         if !two {
+            self.ensure_no_accumulator(&first, &first_name)?;
             return Ok(Variables {
                 first: first_name,
                 second: None,
             });
         }
         let second = args.remove(0);
-        let second_name = self.variable(&second)?;
+        let second_name = self.variable(&second, NOT_A_NAME)?;
         if first_name == second_name {
             let message = format!("duplicate variable name: {first_name}");
             return Err(self.issue(&second, &message));
         }
+        self.ensure_no_accumulator(&first, &first_name)?;
+        self.ensure_no_accumulator(&second, &second_name)?;
         Ok(Variables {
             first: first_name,
             second: Some(second_name),
         })
     }
 
-    fn variable(&self, arg: &Expr) -> Result<Arc<str>, Issue> {
+    /// The variable of `map` and `filter`.
+    fn element_variable(&mut self, args: &mut Vec<Expr>) -> Result<Variables, Issue> {
+        let arg = args.remove(0);
+        let first = self.variable(&arg, "argument is not an identifier")?;
+        self.ensure_no_accumulator(&arg, &first)?;
+        Ok(Variables {
+            first,
+            second: None,
+        })
+    }
+
+    fn variable(&self, arg: &Expr, otherwise: &str) -> Result<Arc<str>, Issue> {
         match &arg.kind {
-            Kind::Ident(name) if &**name == ACCUMULATOR || &**name == "__result__" => {
+            Kind::Ident(name) => Ok(name.clone()),
+            _ => Err(self.issue(arg, otherwise)),
+        }
+    }
+
+    fn ensure_no_accumulator(&self, arg: &Expr, name: &str) -> Result<(), Issue> {
+        match name {
+            ACCUMULATOR | "__result__" => {
                 Err(self.issue(arg, "iteration variable overwrites accumulator variable"))
             }
-            Kind::Ident(name) if !name.starts_with('.') => Ok(name.clone()),
-            _ => Err(self.issue(arg, "argument must be a simple name")),
+            _ => Ok(()),
         }
     }
 
@@ -269,7 +292,7 @@ impl Expander<'_> {
     }
 
     fn map(&mut self, target: Expr, mut args: Vec<Expr>, filtered: bool) -> Expanded {
-        let variables = self.variables(&mut args, false)?;
+        let variables = self.element_variable(&mut args)?;
         let filter = filtered.then(|| args.remove(0));
         let element = args.remove(0);
         self.collect(target, variables, filter, element)
@@ -324,7 +347,7 @@ impl Expander<'_> {
     }
 
     fn filter(&mut self, target: Expr, mut args: Vec<Expr>) -> Expanded {
-        let variables = self.variables(&mut args, false)?;
+        let variables = self.element_variable(&mut args)?;
         let filter = args.remove(0);
         let element = self.ident(&variables.first.clone());
         self.collect(target, variables, Some(filter), element)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::{
     ast::{Element, Expr, Id, Kind, Literal, MapEntry, StructField, op},
     env::Env,
-    lexer::{self, Spanned, Token},
+    lexer::{self, INVALID_DOUBLE, INVALID_INT, Spanned, Token},
     macros,
     source::{Issue, Issues, Source},
     syntax,
@@ -361,7 +361,10 @@ impl Parser {
             while *self.peek() == Token::Symbol(symbol) {
                 let number = matches!(
                     self.tokens[self.next + 1].token,
-                    Token::Int(_) | Token::BigInt(_) | Token::Double(_)
+                    Token::Int(_)
+                        | Token::BigInt(_)
+                        | Token::Double(_)
+                        | Token::Unreadable(INVALID_INT | INVALID_DOUBLE)
                 );
                 // A single minus before a number is part of the literal.
                 if symbol == "-" && number && count == 0 {
@@ -481,12 +484,8 @@ impl Parser {
             Token::Symbol(".") | Token::Ident(_) => return self.identifier(),
             Token::Symbol("-") => return self.negative(),
             Token::Int(number) => Literal::Int(number),
-            Token::BigInt(_) => {
-                return Err(Issue {
-                    offset: at,
-                    message: "invalid int literal".to_owned(),
-                });
-            }
+            Token::BigInt(_) => self.unreadable(at, INVALID_INT),
+            Token::Unreadable(message) => self.unreadable(at, message),
             Token::Uint(number) => Literal::Uint(number),
             Token::Double(number) => Literal::Double(number),
             Token::String(text) => Literal::String(text),
@@ -500,20 +499,25 @@ impl Parser {
         Ok(self.node(at, Kind::Literal(literal)))
     }
 
+    /// Reports a number outside of its type; parsing continues.
+    fn unreadable(&mut self, at: u32, message: &str) -> Literal {
+        self.issues.push(Issue {
+            offset: at,
+            message: message.to_owned(),
+        });
+        Literal::Null
+    }
+
     /// A number with a minus before it.
     fn negative(&mut self) -> Result<Expr> {
         let at = self.at();
         self.advance();
-        let literal = match self.peek() {
+        let literal = match *self.peek() {
             Token::Int(number) => Literal::Int(-number),
-            Token::BigInt(number) if *number == 1 << 63 => Literal::Int(i64::MIN),
+            Token::BigInt(number) if number == 1 << 63 => Literal::Int(i64::MIN),
             Token::Double(number) => Literal::Double(-number),
-            Token::BigInt(_) => {
-                return Err(Issue {
-                    offset: at,
-                    message: "invalid int literal".to_owned(),
-                });
-            }
+            Token::BigInt(_) => self.unreadable(at, INVALID_INT),
+            Token::Unreadable(message) => self.unreadable(at, message),
             _ => return Err(self.mismatched(STARTS)),
         };
         self.advance();

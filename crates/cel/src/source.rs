@@ -52,6 +52,9 @@ impl Source {
 
     /// The error as upstream prints it: position, message, the line and a marker below it.
     fn display(&self, issue: &Issue) -> String {
+        if self.text.is_empty() {
+            return format!("ERROR: <input>:1:0: {}", issue.message);
+        }
         let (line, column) = self.position(issue.offset);
         let mut text = format!("ERROR: <input>:{line}:{}: {}", column + 1, issue.message);
         let Some(snippet) = self.text.split('\n').nth(line - 1) else {

@@ -10,6 +10,7 @@ use machinery::json;
 
 use crate::{
     decl::{Decl, DeclKind},
+    env::{JSON_PATCH, PATCH_FIELDS},
     functions::{convert, library::Library},
     meter,
     types::Type,
@@ -318,9 +319,16 @@ impl<'a> Value<'a> {
 
     /// `value.field` or `value[key]` of a map, an object or a list.
     pub fn get(&self, key: &Value<'a>) -> Result<Value<'a>> {
+        if let Some(name) = self.unknown_patch_field(key) {
+            return Err(Error::new(format!("unsupported indexer: {name}")));
+        }
         match self.lookup(key)? {
             Some(value) => Ok(value),
             None => match self {
+                Self::Map(map) if map.is_patch() => match key {
+                    Self::String(name) if &**name == "value" => Ok(Self::Null),
+                    _ => Ok(Self::text("")),
+                },
                 // An unset field of a constructed object is null.
                 Self::Map(map) if map.is_constructed() => Ok(Self::Null),
                 Self::List(_) => {
@@ -332,8 +340,62 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// The key, if this is a `JSONPatch` without such a field.
+    fn unknown_patch_field<'k>(&self, key: &'k Value<'a>) -> Option<&'k str> {
+        match (self, key) {
+            (Self::Map(map), Self::String(name)) if map.is_patch() => {
+                Some(&**name).filter(|name| !PATCH_FIELDS.contains(name))
+            }
+            _ => None,
+        }
+    }
+
+    /// The name of the type in Go, which some of upstream's messages contain.
+    pub(crate) fn go_type(&self) -> &'static str {
+        match self {
+            Self::Null => "types.Null",
+            Self::Bool(_) => "types.Bool",
+            Self::Int(_) => "types.Int",
+            Self::Uint(_) => "types.Uint",
+            Self::Double(_) => "types.Double",
+            Self::String(_) => "types.String",
+            Self::Bytes(_) => "types.Bytes",
+            Self::Duration(_) => "types.Duration",
+            Self::Timestamp(_) => "types.Timestamp",
+            Self::List(_) => "*types.baseList",
+            Self::Map(map) => match map.object().map(|name| &**name) {
+                None => "*types.baseMap",
+                Some(JSON_PATCH) => "*mutation.JSONPatchVal",
+                Some(_) => "*dynamic.ObjectVal",
+            },
+            Self::Type(_) => "*types.Type",
+            Self::Optional(_) => "*types.Optional",
+            Self::Library(library) => library.go_type(),
+        }
+    }
+
+    /// The name of the Go type that this value has outside of an evaluation.
+    fn go_native_type(&self) -> &'static str {
+        match self {
+            Self::Null => "structpb.NullValue",
+            Self::Bool(_) => "bool",
+            Self::Int(_) => "int64",
+            Self::Uint(_) => "uint64",
+            Self::Double(_) => "float64",
+            Self::Bytes(_) => "[]uint8",
+            Self::Duration(_) => "time.Duration",
+            Self::Timestamp(_) => "time.Time",
+            Self::List(_) => "[]interface {}",
+            Self::Map(_) => "map[string]interface {}",
+            other => other.go_type(),
+        }
+    }
+
     /// The value of a key in a map, an object or a list; `None` in anything else.
     pub fn lookup(&self, key: &Value<'a>) -> Result<Option<Value<'a>>> {
+        if let Some(name) = self.unknown_patch_field(key) {
+            return Err(Error::new(format!("unsupported field: {name}")));
+        }
         match self {
             Self::Map(map) => map.select(key),
             Self::List(list) => {
@@ -348,24 +410,18 @@ impl<'a> Value<'a> {
 
 /// Rejects keys that cannot select anything.
 pub(crate) fn invalid_qualifier(key: &Value<'_>) -> Result<()> {
-    let name = match key {
+    match key {
         Value::String(_)
         | Value::Int(_)
         | Value::Uint(_)
         | Value::Bool(_)
         | Value::Double(_)
-        | Value::Library(Library::Pattern(_)) => return Ok(()),
-        Value::Null => "types.Null",
-        Value::Bytes(_) => "types.Bytes",
-        Value::Duration(_) => "types.Duration",
-        Value::Timestamp(_) => "types.Timestamp",
-        Value::List(_) => "*types.baseList",
-        Value::Map(_) => "*types.baseMap",
-        Value::Type(_) => "*types.Type",
-        Value::Optional(_) => "*types.Optional",
-        Value::Library(_) => "cel.Value",
-    };
-    Err(Error::new(format!("invalid qualifier type: {name}")))
+        | Value::Library(Library::Pattern(_)) => Ok(()),
+        other => Err(Error::new(format!(
+            "invalid qualifier type: {}",
+            other.go_type()
+        ))),
+    }
 }
 
 fn list_index(key: &Value<'_>) -> Result<i64> {

@@ -48,7 +48,14 @@ fn objects_and_patches_are_constructed_where_there_are_patches() {
             "JSONPatch{op: 1}",
             "expected type of field 'op' is 'string' but provided type is 'int'",
         ),
-        ("JSONPatch{other: 1}", "undefined field 'other'"),
+        (
+            "JSONPatch{other: 1}",
+            "expected type of field 'other' is '' but provided type is 'int'",
+        ),
+        (
+            "JSONPatch{other: dyn(1)}",
+            "unexpected JSONPatchType field: other",
+        ),
         (
             "Objects{}",
             "undeclared reference to 'Objects' (in container '')",

@@ -147,7 +147,9 @@ fn compile_one(
     prefix: &str,
     noun: &str,
 ) -> Result<Compiled, String> {
-    let env = Env::new().declared("self", decl.clone());
+    let env = Env::new()
+        .declared("self", decl.clone())
+        .sized_by(decl.clone());
     let env = match optional_old_self {
         true => env.declared_optional("oldSelf", decl.clone()),
         false => env.declared("oldSelf", decl.clone()),

@@ -190,3 +190,19 @@ fn rules_that_do_not_compile_or_cost_too_much_are_refused() {
         ]
     );
 }
+
+#[test]
+fn comparing_types_and_literals_costs_little() {
+    for rule in [
+        "type(self.port) == int || type(self.port) == string",
+        "['a', 'b'].exists(x, x == self.s)",
+        "self.l.all(x, ['a', 'b'].exists(y, y == x))",
+    ] {
+        let schema = json!({"type": "object", "properties": {
+            "s": {"type": "string"},
+            "l": {"type": "array", "maxItems": 10, "items": {"type": "string"}},
+            "port": {"x-kubernetes-int-or-string": true}},
+            "x-kubernetes-validations": [{"rule": rule}]});
+        assert_eq!(complaints(schema), Vec::<String>::new(), "{rule}");
+    }
+}

@@ -67,12 +67,7 @@ struct Argument<'e> {
 
 impl<'e> Estimator<'e> {
     fn cost(&mut self, expr: &'e Expr) -> Range {
-        if let Some(Reference::Variable(name)) = self.checked.references.get(&expr.id) {
-            let path = match self.local(name) {
-                Some(local) => local.path.clone(),
-                None => vec![name.clone()],
-            };
-            self.paths.insert(expr.id, path);
+        if self.is_name(expr) {
             return Range::fixed(1);
         }
         match &expr.kind {
@@ -99,6 +94,22 @@ impl<'e> Estimator<'e> {
                 false => self.fold(expr, fold),
             },
         }
+    }
+
+    /// Whether an expression is the name of a variable or type; if so, its path is known.
+    fn is_name(&mut self, expr: &Expr) -> bool {
+        let path = match self.checked.references.get(&expr.id) {
+            Some(Reference::Variable(name)) => match self.local(name) {
+                Some(local) => local.path.clone(),
+                None => vec![name.clone()],
+            },
+            Some(Reference::Type(_)) if !matches!(expr.kind, Kind::Struct { .. }) => {
+                vec!["type".into()]
+            }
+            _ => return false,
+        };
+        self.paths.insert(expr.id, path);
+        true
     }
 
     fn local(&self, name: &str) -> Option<&Local> {
@@ -663,7 +674,10 @@ impl<'e> Estimator<'e> {
     /// The size that the schema declares for a path.
     fn declared_size(&self, path: &[Arc<str>]) -> Option<Range> {
         let (variable, rest) = path.split_first()?;
-        let decl = self.env.find(variable)?.decl.as_ref()?;
+        let decl = match self.env.size_root() {
+            Some(root) => root,
+            None => self.env.find(variable)?.decl.as_ref()?,
+        };
         if let Some((last, parents)) = rest.split_last()
             && &**last == "@keys"
         {

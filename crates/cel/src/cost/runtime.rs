@@ -1,7 +1,12 @@
 //! The cost of calls, by their arguments.
 
 use super::{REGEX_LENGTH, STRING_TRAVERSAL};
-use crate::{ast::op, functions::library::Library, meter, value::Value};
+use crate::{
+    ast::op,
+    functions::library::Library,
+    meter,
+    value::{Error, Result, Value},
+};
 
 /// A variable or a selection.
 pub const SELECT: u64 = 1;
@@ -127,6 +132,11 @@ impl Rule {
         }
     }
 
+    /// Whether the cost is that of comparing the elements of this argument.
+    pub fn compares(self, at: usize) -> bool {
+        self == Self::SelfCompare(at)
+    }
+
     /// The cost of a call, or `None` if it depends on the result.
     pub fn before(self, args: &[Value<'_>]) -> Option<u64> {
         let size = |at: usize| args.get(at).map_or(1, Value::size);
@@ -200,6 +210,28 @@ impl Rule {
             _ => 1,
         }
     }
+}
+
+/// Upstream's cost of comparing elements panics for anything but a list, also for an error, and
+/// the panic ends the evaluation.
+pub fn not_a_list<T>(go_type: &str) -> Result<T> {
+    let has_add = matches!(
+        go_type,
+        "types.Int"
+            | "types.Uint"
+            | "types.Double"
+            | "types.String"
+            | "types.Bytes"
+            | "types.Duration"
+            | "types.Timestamp"
+    );
+    let missing = if has_add { "Contains" } else { "Add" };
+    Err(Error {
+        message: format!(
+            "internal error: interface conversion: {go_type} is not traits.Lister: missing method {missing}"
+        ),
+        fatal: true,
+    })
 }
 
 /// Making a list, and traversing one of a size.

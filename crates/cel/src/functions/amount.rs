@@ -15,6 +15,8 @@ const FINEST: i32 = -9;
 pub struct Amount {
     pub quantity: Quantity,
     number: Option<Number>,
+    /// All digits, if they fit.
+    decimal: Option<Decimal>,
     is_calculated: bool,
 }
 
@@ -23,6 +25,13 @@ pub struct Amount {
 struct Number {
     value: i64,
     scale: i32,
+}
+
+/// `digits` times ten to the power of `exponent`.
+#[derive(Debug, Clone, Copy)]
+struct Decimal {
+    digits: i128,
+    exponent: i32,
 }
 
 impl PartialEq for Amount {
@@ -38,6 +47,7 @@ impl Amount {
         Ok(Self {
             quantity,
             number,
+            decimal: Decimal::parse(text),
             is_calculated: false,
         })
     }
@@ -53,7 +63,30 @@ impl Amount {
         Self {
             quantity,
             number,
+            decimal: Some(Decimal::new(value.into(), 0)),
             is_calculated: false,
+        }
+    }
+
+    /// As a float, computed as upstream does: the digits as a whole number, times a power of ten.
+    pub fn approximate(self) -> f64 {
+        let Some(Decimal { digits, exponent }) = self.exact() else {
+            return self.quantity.to_f64();
+        };
+        match exponent {
+            0 => digits as f64,
+            // As text, a power of ten is rounded correctly.
+            _ => format!("1e{exponent}").parse().map_or_else(
+                |_| self.quantity.to_f64(),
+                |power: f64| digits as f64 * power,
+            ),
+        }
+    }
+
+    fn exact(self) -> Option<Decimal> {
+        match self.number {
+            Some(number) => Some(Decimal::new(number.value.into(), number.scale)),
+            None => self.decimal,
         }
     }
 
@@ -69,6 +102,7 @@ impl Amount {
         Self {
             quantity: self.quantity.plus(other.quantity),
             number: self.number.zip(other.number).and_then(|(a, b)| a.plus(b)),
+            decimal: self.exact().zip(other.exact()).and_then(|(a, b)| a.plus(b)),
             is_calculated: true,
         }
     }
@@ -88,9 +122,58 @@ impl Amount {
                 _ => self.quantity.minus(other.quantity),
             },
             number,
+            decimal: self
+                .exact()
+                .zip(other.exact())
+                .and_then(|(a, b)| a.plus(Decimal::new(b.digits.checked_neg()?, b.exponent))),
             is_calculated: true,
         }
     }
+}
+
+impl Decimal {
+    fn new(digits: i128, exponent: i32) -> Self {
+        Self { digits, exponent }
+    }
+
+    /// Parses a valid quantity; `None` if it has too many digits, or if it is rounded.
+    fn parse(text: &str) -> Option<Self> {
+        let (digits, suffix) = split_suffix(text);
+        let (whole, parts) = digits.split_once('.').unwrap_or((digits, ""));
+        let (factor, exponent) = match suffix.strip_suffix('i') {
+            Some(binary) => (1_i128 << (10 * ("KMGTPE".find(binary)? + 1)), 0),
+            None => (1, exponent(suffix)?),
+        };
+        let exponent = exponent.checked_sub(i32::try_from(parts.len()).ok()?)?;
+        if exponent < FINEST {
+            return None;
+        }
+        let digits: i128 = format!("{whole}{parts}").parse().ok()?;
+        let digits = digits.checked_mul(factor)?;
+        let digits = if text.starts_with('-') {
+            -digits
+        } else {
+            digits
+        };
+        Some(Self::new(digits, exponent))
+    }
+
+    /// The sum, with the finer power of ten.
+    fn plus(self, other: Self) -> Option<Self> {
+        let exponent = self.exponent.min(other.exponent);
+        let at = |decimal: Self| {
+            let shift = u32::try_from(decimal.exponent - exponent).ok()?;
+            decimal.digits.checked_mul(10_i128.checked_pow(shift)?)
+        };
+        Some(Self::new(at(self)?.checked_add(at(other)?)?, exponent))
+    }
+}
+
+/// A valid quantity without its sign, as digits and suffix.
+fn split_suffix(text: &str) -> (&str, &str) {
+    let unsigned = text.trim_start_matches(['+', '-']);
+    let end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.');
+    unsigned.split_at(end.unwrap_or(unsigned.len()))
 }
 
 fn raised(value: i64, scale: i32) -> Option<i64> {
@@ -104,9 +187,7 @@ fn raised(value: i64, scale: i32) -> Option<i64> {
 impl Number {
     /// Parses a valid quantity.
     fn parse(text: &str) -> Option<Self> {
-        let unsigned = text.trim_start_matches(['+', '-']);
-        let end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.');
-        let (digits, suffix) = unsigned.split_at(end.unwrap_or(unsigned.len()));
+        let (digits, suffix) = split_suffix(text);
         let (whole, parts) = digits.split_once('.').unwrap_or((digits, ""));
         let whole = match whole.trim_start_matches('0') {
             "" => "0",

@@ -228,6 +228,15 @@ impl Check {
         self.stage == Stage::Path
     }
 
+    pub(super) fn go_type(&self) -> &'static str {
+        match self.stage {
+            Stage::Authorizer => "library.authorizerVal",
+            Stage::Path => "library.pathCheckVal",
+            Stage::Group => "library.groupCheckVal",
+            Stage::Resource => "library.resourceCheckVal",
+        }
+    }
+
     pub(super) fn type_name(&self) -> &'static str {
         match self.stage {
             Stage::Authorizer => AUTHORIZER,

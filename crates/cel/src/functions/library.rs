@@ -45,6 +45,21 @@ impl Library {
         }
     }
 
+    /// The name of the type in Go.
+    pub(crate) fn go_type(&self) -> &'static str {
+        match self {
+            Self::Quantity(_) => "cel.Quantity",
+            Self::Url(_) => "cel.URL",
+            Self::Ip(_) => "cel.IP",
+            Self::Cidr(_) => "cel.CIDR",
+            Self::Semver(_) => "cel.Semver",
+            Self::Format(_) => "cel.Format",
+            Self::Check(check) => check.go_type(),
+            Self::Decision(_) => "library.decisionVal",
+            Self::Pattern(_) => "types.String",
+        }
+    }
+
     /// Addresses have the size of their bytes; all others count as one.
     pub fn size(&self) -> u64 {
         let bytes = |is_v4: bool| if is_v4 { 4 } else { 16 };

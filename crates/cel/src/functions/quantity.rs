@@ -67,7 +67,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     (
         "asApproximateFloat",
-        |args| Ok(Value::Double(single_quantity(args)?.quantity.to_f64())),
+        |args| Ok(Value::Double(single_quantity(args)?.approximate())),
         &[(".quantity_get_float", "kubernetes.Quantity -> double")],
     ),
     (

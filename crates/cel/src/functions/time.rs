@@ -133,8 +133,11 @@ fn part_or<'a>(
     }
 }
 
-/// A time zone by name, or an offset such as `-08:00`.
+/// A time zone by name, or an offset such as `-08:00`. The local zone is UTC.
 fn zone(name: &str) -> Result<TimeZone> {
+    if name == "Local" {
+        return Ok(TimeZone::UTC);
+    }
     let unknown = || Error::new(format!("unknown time zone {name}"));
     let Some((hours, minutes)) = name.split_once(':') else {
         return match name {

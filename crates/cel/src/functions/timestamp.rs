@@ -72,7 +72,7 @@ impl Timestamp {
     pub(super) fn from_nanos(nanos: i128) -> Result<Self> {
         let overflow = || Error::new("timestamp overflow");
         let seconds = i64::try_from(nanos.div_euclid(NANOS)).map_err(|_| overflow())?;
-        if !(FIRST_SECOND..=LAST_SECOND).contains(&seconds) {
+        if !is_in_range(seconds) {
             return Err(overflow());
         }
         Ok(Self {
@@ -116,6 +116,11 @@ impl Timestamp {
 }
 
 /// Parses an RFC 3339 time: a date, `T`, a time with an optional fraction, and a zone.
+/// Whether a timestamp can have these seconds since 1970.
+pub(crate) fn is_in_range(seconds: i64) -> bool {
+    (FIRST_SECOND..=LAST_SECOND).contains(&seconds)
+}
+
 pub(crate) fn parse(text: &str) -> Result<Timestamp> {
     let invalid = || Error::new(format!("invalid timestamp {text:?}"));
     let (local, offset) = match text.strip_suffix('Z') {

@@ -1,8 +1,10 @@
 //! URLs, split as Go's `net/url` splits them.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
-use super::{Row, convert::string, library::Library};
+use machinery::text::quote;
+
+use super::{Row, address, convert::string, library::Library};
 use crate::value::{Error, Map, OwnedMap, Result, Value};
 
 pub(super) const ROWS: &[Row] = &[
@@ -61,7 +63,8 @@ impl Url {
     pub(super) fn parse(text: &str) -> Result<Self> {
         let invalid = |why: &str| {
             Error::new(format!(
-                "URL parse error during conversion from string: parse {text:?}: {why}"
+                "URL parse error during conversion from string: parse {}: {why}",
+                quote(text)
             ))
         };
         if text.is_empty() {
@@ -69,6 +72,9 @@ impl Url {
         }
         if text.bytes().any(|b| b < 0x20 || b == 0x7f) {
             return Err(invalid("net/url: invalid control character in URL"));
+        }
+        if text.starts_with(':') {
+            return Err(invalid("missing protocol scheme"));
         }
         let scheme_end = text.find(':').filter(|at| {
             let scheme = &text.as_bytes()[..*at];
@@ -87,7 +93,7 @@ impl Url {
             }
             // `mailto:someone`: the text after the scheme is opaque.
             return Ok(Self {
-                text: text.to_owned(),
+                text: format!("{scheme}{}", &text[scheme.len()..]),
                 scheme,
                 host: String::new(),
                 path: String::new(),
@@ -107,7 +113,7 @@ impl Url {
         check_host(host).map_err(|why| invalid(&why))?;
         check_escapes(path).map_err(|why| invalid(&why))?;
         Ok(Self {
-            text: text.to_owned(),
+            text: format!("{scheme}{}", &text[scheme.len()..]),
             scheme,
             host: host.to_owned(),
             path: path.to_owned(),
@@ -137,10 +143,15 @@ impl Url {
     }
 }
 
+const NOT_AN_ADDRESS: &str = "invalid IP-literal";
+
 fn check_host(host: &str) -> std::result::Result<(), String> {
+    if host.rfind('[').is_some_and(|at| at > 0) {
+        return Err(NOT_AN_ADDRESS.to_owned());
+    }
     let (name, port) = match host.strip_prefix('[') {
         Some(rest) => {
-            let Some((name, after)) = rest.split_once(']') else {
+            let Some((name, after)) = rest.rsplit_once(']') else {
                 return Err("missing ']' in host".to_owned());
             };
             (name, after)
@@ -158,9 +169,23 @@ fn check_host(host: &str) -> std::result::Result<(), String> {
     }
     let digits = port.strip_prefix(':').unwrap_or("");
     if !port.is_empty() && (!port.starts_with(':') || !digits.bytes().all(|b| b.is_ascii_digit())) {
-        return Err(format!("invalid port {port:?} after host"));
+        return Err(format!("invalid port {} after host", quote(port)));
     }
-    Ok(())
+    if !host.starts_with('[') {
+        return Ok(());
+    }
+    // The `%` before a zone is escaped.
+    let (address, zone) = name.split_once("%25").unwrap_or((name, ""));
+    check_escapes(address)?;
+    let zoned = match zone {
+        "" => address.to_owned(),
+        zone => format!("{address}%{zone}"),
+    };
+    match address::parse(&zoned) {
+        Ok(IpAddr::V6(_)) => Ok(()),
+        Ok(IpAddr::V4(_)) => Err(NOT_AN_ADDRESS.to_owned()),
+        Err(why) => Err(format!("invalid host: {why}")),
+    }
 }
 
 fn check_escapes(path: &str) -> std::result::Result<(), String> {

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     cost::runtime,
+    env::JSON_PATCH,
     functions::overload,
     meter,
     value::{Error, Map, OwnedMap, Result, Value},
@@ -115,8 +116,8 @@ impl<'e, 'a> Evaluator<'e, 'a> {
             }
             Node::Object { name, fields } => {
                 let object = self.entries(fields);
-                let object = self.charged(object, runtime::OBJECT)?.named(name.clone());
-                Value::Map(Map::Owned(Arc::new(object))).shallow()
+                self.charged(object, runtime::OBJECT)
+                    .and_then(|object| construct(object, name))
             }
             Node::Fold(fold) => self.fold(fold),
         }
@@ -164,8 +165,12 @@ impl<'e, 'a> Evaluator<'e, 'a> {
             match self.node(node) {
                 Ok(value) => args[at] = value,
                 Err(error) if error.fatal => return Err(error),
+                Err(_) if call.rule.compares(at) => return runtime::not_a_list("*types.Err"),
                 Err(error) if !call.is_eager && at + 1 < nodes.len() => return Err(error),
                 Err(error) => failure = failure.or(Some(error)),
+            }
+            if call.rule.compares(at) && !matches!(args[at], Value::List(_)) {
+                return runtime::not_a_list(args[at].go_type());
             }
         }
         // The cost depends on the arguments, sometimes on the result: charged before the work if
@@ -226,4 +231,14 @@ impl<'e, 'a> Evaluator<'e, 'a> {
         }
         Ok(map)
     }
+}
+
+/// An object that the expression constructs.
+fn construct<'a>(fields: OwnedMap<'a>, name: &Arc<str>) -> Result<Value<'a>> {
+    let object = fields.named(name.clone());
+    let object = match &**name {
+        JSON_PATCH => object.patch()?,
+        _ => object,
+    };
+    Value::Map(Map::Owned(Arc::new(object))).shallow()
 }

@@ -26,7 +26,7 @@ impl<'a> Evaluator<'_, 'a> {
                     }
                 }
             }
-            Value::Map(map) => {
+            Value::Map(map) if map.object().is_none() => {
                 let entries: Vec<_> = map.iter().collect::<Result<_>>()?;
                 for (key, value) in entries {
                     if !self.iterate(fold, key, value, false)? {
@@ -34,7 +34,13 @@ impl<'a> Evaluator<'_, 'a> {
                     }
                 }
             }
-            _ => return Err(Error::no_such_overload()),
+            other => {
+                let name = other.go_type();
+                return Err(Error::new(match fold.variable2 {
+                    None => format!("got '{name}', expected iterable type"),
+                    Some(_) => format!("unsupported comprehension range type: {name}"),
+                }));
+            }
         }
         let result = self.node(&fold.result);
         self.locals[fold.accumulator] = Local::Value(Ok(Value::Null));

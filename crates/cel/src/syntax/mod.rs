@@ -25,6 +25,7 @@ pub(crate) fn mistakes(text: &[char]) -> Option<Vec<Issue>> {
         tokens,
         at: 0,
         issues,
+        unnamed: Vec::new(),
         is_recovering: false,
         place: GRAMMAR.start(Rule::Start),
         contexts: Vec::new(),
@@ -38,6 +39,10 @@ pub(crate) fn mistakes(text: &[char]) -> Option<Vec<Issue>> {
         Err(_) => return None,
     }
     let mut issues = recovery.issues;
+    issues.extend(recovery.unnamed.into_iter().map(|offset| Issue {
+        offset,
+        message: "unsupported ident kind".to_owned(),
+    }));
     issues.sort_by_key(|issue| issue.offset);
     Some(issues)
 }
@@ -64,6 +69,8 @@ struct Recovery<'t> {
     /// The next token.
     at: usize,
     issues: Vec<Issue>,
+    /// Where the name of a field is missing, which is an error of its own.
+    unnamed: Vec<u32>,
     /// No further errors are reported until a token matches again.
     is_recovering: bool,
     place: Place,
@@ -250,8 +257,12 @@ impl Recovery<'_> {
             return Err(Failure::TooMuchWork);
         }
         self.precedences.push(precedence);
+        let start = self.at;
         let result = self.walk(GRAMMAR.start(rule));
         self.precedences.pop();
+        if rule == Rule::EscapeIdent && result.is_err() {
+            self.unnamed.push(self.tokens[start].at as u32);
+        }
         match result {
             Ok(()) => return Ok(()),
             Err(Failure::Mismatch { token, expected }) => {

@@ -181,7 +181,12 @@ fn reach(ways: &BTreeSet<Way>, kind: Kind) -> Vec<Way> {
 fn is_ambiguous(ways: &BTreeSet<Way>) -> bool {
     let mut by_place: BTreeMap<Place, BTreeSet<usize>> = BTreeMap::new();
     let mut by_stack: BTreeMap<(Place, &[Place]), BTreeSet<usize>> = BTreeMap::new();
-    for (place, choice, stack, _) in ways {
+    // Only states with a token are compared.
+    let has_token = |place: Place| {
+        let edges = &GRAMMAR.state_of(place).edges;
+        edges.iter().any(|edge| matches!(edge, Edge::Tokens(..)))
+    };
+    for (place, choice, stack, _) in ways.iter().filter(|way| has_token(way.0)) {
         by_place.entry(*place).or_default().insert(*choice);
         by_stack.entry((*place, stack)).or_default().insert(*choice);
     }

@@ -5,7 +5,10 @@ use std::{collections::HashMap, sync::Arc};
 use machinery::json;
 
 use super::{Error, Result, Text, Value};
-use crate::decl::{Decl, DeclKind};
+use crate::{
+    decl::{Decl, DeclKind},
+    env::JSON_PATCH,
+};
 
 #[derive(Debug, Clone)]
 pub enum Map<'a> {
@@ -109,6 +112,33 @@ impl<'a> OwnedMap<'a> {
         self
     }
 
+    /// The fields of a `JSONPatch`. Rejects fields that it does not have, and fields other than
+    /// `value` that are no strings: the checker lets values of type `dyn` pass. An empty string is
+    /// an unset field.
+    pub(crate) fn patch(self) -> Result<Self> {
+        let mut patch = Self::default();
+        for (key, value) in self.entries {
+            let name = key.display();
+            match (&*name, &value) {
+                ("value", _) => patch.set(key, value)?,
+                ("op" | "path" | "from", Value::String(text)) if text.is_empty() => {}
+                ("op" | "path" | "from", Value::String(_)) => patch.set(key, value)?,
+                ("op" | "path" | "from", _) => {
+                    let found = value.go_native_type();
+                    let message =
+                        format!("unexpected type {found} for JSONPatchType '{name}' field");
+                    return Err(Error::new(message));
+                }
+                _ => {
+                    let message = format!("unexpected JSONPatchType field: {name}");
+                    return Err(Error::new(message));
+                }
+            }
+        }
+        patch.object = self.object;
+        Ok(patch)
+    }
+
     /// Makes missing keys select this value; `in` still reports them as missing.
     pub(crate) fn otherwise(mut self, value: Value<'a>) -> Self {
         self.otherwise = Some(Arc::new(value));
@@ -150,6 +180,11 @@ impl<'a> Map<'a> {
     /// Whether it is a constructed object.
     pub(super) fn is_constructed(&self) -> bool {
         self.object().is_some()
+    }
+
+    /// Whether it is a constructed `JSONPatch`.
+    pub(super) fn is_patch(&self) -> bool {
+        self.object().is_some_and(|name| &**name == JSON_PATCH)
     }
 
     pub fn is_empty(&self) -> bool {

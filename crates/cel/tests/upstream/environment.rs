@@ -24,6 +24,7 @@ impl Environment {
         let decl = Arc::new(schema());
         let plain = Env::new()
             .declared("self", decl.clone())
+            .sized_by(decl.clone())
             .declared_optional("oldSelf", decl.clone())
             .variable("object", Type::Dyn)
             .variable(
