@@ -282,6 +282,46 @@ async fn a_pod_may_have_many_but_not_all_processes_and_its_class_has_the_weight_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn remains_of_pods_that_went_during_a_crash_are_removed_at_the_next_start() {
+    let _own = OwnCgroup;
+    let mut node = TestNode::start_changed(Fake::new(), |kubelet, _| {
+        kubelet.cgroup_root = OwnCgroup::path();
+    })
+    .await;
+    let kept = node.create("kept", one(json!({"name": "a"}))).await;
+    node.shows("kept", "/phase", "Running").await;
+    node.stop_kubelet().await;
+    let paths = |name: &str, uid: &str| {
+        let group = format!("{}/kubepods/besteffort/pod{uid}", OwnCgroup::path());
+        let group = libcgroups::Cgroup::new(group);
+        let logs = node.path(&format!("logs/pods/default_{name}_{uid}"));
+        let directory = node.path(&format!("kubelet/pods/{uid}"));
+        (group, logs, directory)
+    };
+    let (group, logs, directory) = paths("gone", "0a-1b");
+    group.create().unwrap();
+    std::fs::create_dir_all(logs.join("a")).unwrap();
+    std::fs::write(logs.join("a/0.log"), "").unwrap();
+    let volume = directory.join("volumes/kubernetes.io~empty-dir/data");
+    std::fs::create_dir_all(&volume).unwrap();
+    std::fs::write(volume.join("file"), "").unwrap();
+    let remains = [logs, directory, group.dir("memory").unwrap()];
+    assert!(remains.iter().all(|path| path.exists()));
+    let (group, logs, directory) = paths("kept", &kept.metadata.uid.unwrap());
+    // The runtime of this test writes no logs.
+    std::fs::create_dir_all(&logs).unwrap();
+    let owned = [logs, directory, group.dir("memory").unwrap()];
+    assert!(owned.iter().all(|path| path.exists()), "{owned:?}");
+
+    node.start_kubelet();
+    node.wait("the remains to go", || async {
+        remains.iter().all(|path| !path.exists())
+    })
+    .await;
+    assert!(owned.iter().all(|path| path.exists()), "{owned:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_cgroups_of_an_orphan_go_whatever_its_class() {
     let _own = OwnCgroup;
     let root = OwnCgroup::path();
