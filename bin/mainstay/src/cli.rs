@@ -208,9 +208,9 @@ pub(crate) struct Logs {
 /// Flags of `install`.
 #[derive(Debug, Args)]
 pub(crate) struct Install {
-    /// Role of the service
-    #[arg(long, value_enum, default_value = "up")]
-    pub role: Role,
+    /// Role of the service [default: role and flags of an earlier install, or up]
+    #[arg(long, value_enum)]
+    pub role: Option<Role>,
     /// Install below this directory and start nothing
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub root: PathBuf,

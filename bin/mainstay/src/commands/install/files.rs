@@ -27,6 +27,18 @@ pub(super) fn unit(binary: &str, role: Role, flags: &[String]) -> String {
     service(&format!("ExecStart={start}\n"))
 }
 
+/// A new unit with the role and flags of an installed one; `None` if that has none.
+pub(super) fn renewed_unit(installed: &str) -> Option<String> {
+    let mut lines = installed.lines();
+    let start = lines.find(|line| line.starts_with("ExecStart="))?;
+    Some(service(&format!("{start}\n")))
+}
+
+/// Whether a unit runs its role without more flags.
+pub(super) fn has_no_flags(unit: &str) -> bool {
+    unit.contains(&format!(" --config /{CONFIG}\n"))
+}
+
 /// The unit of a package: role and flags are in a separate file.
 pub(super) fn package_unit(binary: &str) -> String {
     service(&format!(
@@ -102,6 +114,9 @@ mod tests {
                      \"--server\" \"https://a b:6443\" \"100%%\" \"$$HOME\"\n";
         assert!(unit.contains(start), "{unit}");
         assert!(unit.contains("KillMode=process\n"), "{unit}");
+        assert_eq!(renewed_unit(&unit).as_ref(), Some(&unit));
+        assert!(!has_no_flags(&unit));
+        assert!(has_no_flags(&super::unit("mainstay", Role::Up, &[])));
     }
 
     #[test]

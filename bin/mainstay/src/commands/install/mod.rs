@@ -6,7 +6,8 @@ mod files;
 
 use std::{
     fs,
-    os::unix::fs::{PermissionsExt, symlink},
+    io::Write,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -15,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use files::CONFIG;
 
 use crate::{
-    cli::{Install, Uninstall},
+    cli::{Install, Role, Uninstall},
     user_kubeconfig,
 };
 
@@ -80,9 +81,12 @@ pub(super) fn install(asked: &Install) -> Result<()> {
     let layout = Layout::LOCAL;
     put_binary(&at(layout.binary))?;
     link_kubectl(&at(layout.kubectl), &at(layout.binary))?;
+    let unit = unit(asked, &at(layout.unit));
     // Flags may contain a token.
-    let mode = if asked.flags.is_empty() { 0o644 } else { 0o600 };
-    let unit = files::unit(layout.binary, asked.role, &asked.flags);
+    let mode = match files::has_no_flags(&unit) {
+        true => 0o644,
+        false => 0o600,
+    };
     put(&at(layout.unit), &unit, mode)?;
     if at(CONFIG).exists() {
         println!("kept       {} as it is", at(CONFIG).display());
@@ -98,12 +102,35 @@ pub(super) fn install(asked: &Install) -> Result<()> {
         return Ok(());
     }
     systemctl(&["daemon-reload"])?;
+    if is_running() {
+        println!(
+            "The service still runs the previous binary: `systemctl restart mainstay` starts this one. Pods keep running."
+        );
+        return Ok(());
+    }
+    println!("starting   {UNIT}; `mainstay logs` shows its log");
     systemctl(&["enable", "--now", UNIT])?;
-    println!(
-        "Started, now and at every boot. `mainstay status` shows its state, `mainstay logs` its log."
-    );
+    println!("Started, now and at every boot. `mainstay status` shows its state.");
     give_kubeconfig();
     Ok(())
+}
+
+/// The unit's text. Without a role and flags those of an earlier install are kept: an upgrade does
+/// not turn a node into a control plane.
+fn unit(asked: &Install, path: &Path) -> String {
+    let keeps = asked.role.is_none() && asked.flags.is_empty();
+    let installed = fs::read_to_string(path).ok().filter(|_| keeps);
+    let renewed = installed.and_then(|installed| files::renewed_unit(&installed));
+    let role = asked.role.unwrap_or(Role::Up);
+    renewed.unwrap_or_else(|| files::unit(Layout::LOCAL.binary, role, &asked.flags))
+}
+
+/// Whether the service is running or starting.
+fn is_running() -> bool {
+    let asked = Command::new("systemctl")
+        .args(["show", "--property=MainPID", "--value", UNIT])
+        .output();
+    asked.is_ok_and(|answer| !matches!(answer.stdout.trim_ascii(), b"" | b"0"))
 }
 
 /// Adds the kubeconfig for the user who installs: the service itself runs as root. A node has no
@@ -196,10 +223,22 @@ fn link_kubectl(link: &Path, binary: &Path) -> Result<()> {
 
 fn put(path: &Path, text: &str, mode: u32) -> Result<()> {
     make_parent(path)?;
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    write(path, text, mode).with_context(|| format!("cannot write {}", path.display()))?;
     println!("installed  {}", path.display());
     Ok(())
+}
+
+/// The file has its mode before it has its text, which may be secret.
+fn write(path: &Path, text: &str, mode: u32) -> std::io::Result<()> {
+    let mut options = fs::OpenOptions::new();
+    let mut file = options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(mode)
+        .open(path)?;
+    file.set_permissions(fs::Permissions::from_mode(mode))?;
+    file.write_all(text.as_bytes())
 }
 
 fn make_parent(path: &Path) -> Result<()> {
@@ -228,14 +267,13 @@ fn systemctl(args: &[&str]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::Role;
 
     const LAYOUT: Layout = Layout::LOCAL;
 
     fn asked(root: &Path) -> Install {
         Install {
             root: root.to_owned(),
-            role: Role::Agent,
+            role: Some(Role::Agent),
             package: false,
             no_start: false,
             flags: vec!["--server".to_owned(), "https://a b:6443".to_owned()],
@@ -260,6 +298,17 @@ mod tests {
         fs::write(at(CONFIG), "node-name: mine\n").unwrap();
         // Installing again keeps the user's changes.
         install(&asked(root.path())).unwrap();
+        let before = fs::read_to_string(at(LAYOUT.unit)).unwrap();
+        let upgrade = Install {
+            role: None,
+            flags: Vec::new(),
+            ..asked(root.path())
+        };
+        install(&upgrade).unwrap();
+        let unit = fs::read_to_string(at(LAYOUT.unit)).unwrap();
+        assert_eq!(unit, before, "an upgrade keeps role and flags");
+        let mode = fs::metadata(at(LAYOUT.unit)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "they may hold a token");
         assert_eq!(fs::read_to_string(at(CONFIG)).unwrap(), "node-name: mine\n");
         uninstall(&Uninstall {
             root: root.path().to_owned(),
