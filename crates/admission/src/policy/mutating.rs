@@ -12,7 +12,10 @@ use machinery::{
 };
 
 use super::{
-    super::matching::{Activation, Attributes},
+    super::{
+        matching::{Activation, Attributes},
+        patch_error::describe,
+    },
     expression::{Compiler, Expression, Output, Uses, uses},
     variables::{BUDGET, EXHAUSTED, Exhausted, Run, Variables},
 };
@@ -167,7 +170,10 @@ fn json_patch(value: &Cel<'_>, live: &Object) -> Result<Mutated, String> {
         }
         // A patch whose test fails is not applied.
         Err(json::Error::TestFailed(_)) => Ok(Mutated::Same),
-        Err(why) => Err(format!("JSON Patch: {why}")),
+        Err(error) => {
+            let why = describe(live, &operations, &error);
+            Err(format!("JSON Patch: {why}"))
+        }
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use base64::{Engine, engine::general_purpose::STANDARD};
+use base64::{DecodeError, Engine, engine::general_purpose::STANDARD};
 use machinery::{
     Object, Status, Value,
-    decode::TypeMeta,
-    json::{from_slice, from_value, json},
+    decode::{Format, TypeMeta, tree},
+    json::{from_value, json},
     patch::json::go_kind,
     text::quote,
 };
@@ -17,6 +17,8 @@ use super::{
 };
 
 const KIND: &str = "AdmissionReview";
+/// Upstream's name for the set of kinds that a response may have.
+const SCHEME: &str = "\"k8s.io/apiserver/pkg/util/webhook/client.go:71\"";
 
 impl Version {
     fn api_version(self) -> &'static str {
@@ -76,19 +78,18 @@ pub(super) fn response(
     mutating: bool,
     bytes: &[u8],
 ) -> Result<Response, Invalid> {
+    let review = parse(bytes).map_err(Invalid::Undecodable)?;
     let TypeMeta { api_version, kind } =
-        TypeMeta::from_json(bytes).map_err(Invalid::Undecodable)?;
+        TypeMeta::from_value(review.clone()).map_err(Invalid::Undecodable)?;
     let own = version.api_version();
     let is_other = |given: &str, own: &str| !given.is_empty() && given != own;
     if is_other(&api_version, own) || is_other(&kind, KIND) {
-        return Err(Invalid::Undecodable(format!(
-            "no kind {} is registered for version {}",
-            quote(&kind),
-            quote(&api_version)
+        return Err(Invalid::Undecodable(not_decodable_into(
+            version,
+            &api_version,
+            &kind,
         )));
     }
-    let review: Value =
-        from_slice(bytes).map_err(|error| Invalid::Undecodable(error.to_string()))?;
     let response = &review["response"];
     let unexpected = |why: String| Err(Invalid::Unexpected(why));
     if response.is_null() {
@@ -127,10 +128,46 @@ pub(super) fn response(
             None => None,
             Some(patch) => Some(decode_patch(patch, patch_type, version)?),
         },
-        warnings: fields.texts("warnings")?,
+        warnings: fields.warnings()?,
         audit: fields.text_map("auditAnnotations")?,
         result,
     })
+}
+
+/// The parsed body. Upstream reads a body that is not JSON as YAML.
+fn parse(bytes: &[u8]) -> Result<Value, String> {
+    match tree(Format::Json, bytes) {
+        Ok((value, _)) => Ok(value),
+        Err(why) => match tree(Format::Yaml, bytes) {
+            Ok((value, _)) => Ok(value),
+            Err(_) => Err(format!(
+                "couldn't get version/kind; json parse error: {why}"
+            )),
+        },
+    }
+}
+
+/// The error of a body of another kind.
+fn not_decodable_into(version: Version, api_version: &str, kind: &str) -> String {
+    let short = |version: Version| match version {
+        Version::V1 => "v1",
+        Version::V1beta1 => "v1beta1",
+    };
+    let other = [Version::V1, Version::V1beta1]
+        .into_iter()
+        .find(|other| other.api_version() == api_version);
+    match other {
+        Some(other) if kind == KIND => format!(
+            "converting ({}.{KIND}) to ({}.{KIND}): unknown conversion",
+            short(other),
+            short(version)
+        ),
+        _ => format!(
+            "no kind {} is registered for version {} in scheme {SCHEME}",
+            quote(kind),
+            quote(api_version)
+        ),
+    }
 }
 
 /// A patch requires a type, and only mutating webhooks may return one.
@@ -147,11 +184,14 @@ fn check_patch(mutating: bool, has_patch: bool, patch_type: Option<&str>) -> Res
 }
 
 fn decode_patch(text: &str, patch_type: Option<&str>, version: Version) -> Result<Value, Invalid> {
-    let undecodable = |why: String| Invalid::Undecodable(why);
-    let bytes = STANDARD
-        .decode(text)
-        .map_err(|_| undecodable("illegal base64 data in response.patch".to_owned()))?;
-    let patch: Value = from_slice(&bytes).map_err(|error| Invalid::Patch(error.to_string()))?;
+    let bytes = STANDARD.decode(text).map_err(|error| {
+        let at = match error {
+            DecodeError::InvalidByte(at, _) | DecodeError::InvalidLastSymbol(at, _) => at,
+            DecodeError::InvalidLength(_) | DecodeError::InvalidPadding => text.len(),
+        };
+        Invalid::Undecodable(format!("illegal base64 data at input byte {at}"))
+    })?;
+    let (patch, _) = tree(Format::Json, &bytes).map_err(Invalid::Patch)?;
     machinery::patch::json::check(&patch, false).map_err(Invalid::Patch)?;
     match patch_type {
         Some("JSONPatch") => Ok(patch),
@@ -205,6 +245,13 @@ impl<'a> Fields<'a> {
             other => Err(mistyped(other, name, "string")),
         })
         .collect()
+    }
+
+    /// Warnings that a header can have.
+    fn warnings(&self) -> Result<Vec<String>, Invalid> {
+        let mut warnings = self.texts("warnings")?;
+        warnings.retain(|warning| !warning.contains(char::is_control));
+        Ok(warnings)
     }
 
     fn text_map(&self, name: &str) -> Result<BTreeMap<String, String>, Invalid> {
@@ -300,19 +347,56 @@ mod tests {
 
     #[test]
     fn undecodable_responses_are_reported() {
-        for (bytes, start) in [
-            ("garbage", "couldn't get version/kind; json parse error: "),
-            ("[]", "couldn't get version/kind; json parse error: "),
+        let struct_of = "Go value of type struct { APIVersion string \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \"json:\\\"kind,omitempty\\\"\" }";
+        let unmarshal = |given: &str| {
+            format!(
+                "couldn't get version/kind; json parse error: json: cannot unmarshal {given} into {struct_of}"
+            )
+        };
+        for (bytes, expected) in [
+            ("garbage", unmarshal("string")),
+            ("<html></html>", unmarshal("string")),
+            ("[]", unmarshal("array")),
+            (
+                r#"{"apiVersion": "v1", "kind": "Pod"}"#,
+                "no kind \"Pod\" is registered for version \"v1\" in scheme \"k8s.io/apiserver/pkg/util/webhook/client.go:71\"".to_owned(),
+            ),
+            (
+                r#"{"apiVersion": "admission.k8s.io/v1beta1", "kind": "AdmissionReview"}"#,
+                "converting (v1beta1.AdmissionReview) to (v1.AdmissionReview): unknown conversion".to_owned(),
+            ),
         ] {
-            match response(Version::V1, UID, false, bytes.as_bytes()) {
-                Err(Invalid::Undecodable(why)) => assert!(why.starts_with(start), "{why}"),
-                other => panic!("{other:?}"),
-            }
+            let said = response(Version::V1, UID, false, bytes.as_bytes()).unwrap_err();
+            assert_eq!(said, Invalid::Undecodable(expected));
         }
         let typed = review(Version::V1, json!({"uid": UID, "allowed": "yes"}));
         let said = judged(Version::V1, false, typed).unwrap_err();
         let why = "json: cannot unmarshal string into Go struct field AdmissionResponse.response.allowed of type bool";
         assert_eq!(said, Invalid::Undecodable(why.to_owned()));
+    }
+
+    #[test]
+    fn undecodable_patches_are_reported() {
+        let patched = |patch: &str| {
+            let answer =
+                json!({"uid": UID, "allowed": true, "patchType": "JSONPatch", "patch": patch});
+            judged(Version::V1, true, review(Version::V1, answer)).unwrap_err()
+        };
+        assert_eq!(
+            patched("!!!"),
+            Invalid::Undecodable("illegal base64 data at input byte 0".to_owned())
+        );
+        assert_eq!(
+            patched(&STANDARD.encode("garbage")),
+            Invalid::Patch("invalid character 'g' looking for beginning of value".to_owned())
+        );
+    }
+
+    #[test]
+    fn warnings_with_control_characters_are_dropped() {
+        let answer = json!({"uid": UID, "allowed": true, "warnings": ["careful", "a\nb"]});
+        let response = judged(Version::V1, false, review(Version::V1, answer)).unwrap();
+        assert_eq!(response.warnings, ["careful"]);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use machinery::{
     Object, Value,
     field::{Error, Errors, Path, PathBuf},
+    json::json,
 };
 
 use super::{
@@ -172,36 +173,37 @@ impl Walk<'_> {
             .unwrap_or_else(|| declared.most_in_request());
         let path = at.child("rule");
         match &rule.compiled {
-            Err(detail) => self
-                .errors
-                .push(Error::invalid(&path, given.clone(), detail.as_str())),
+            Err(detail) => {
+                self.errors
+                    .push(Error::invalid(&path, as_go_type(given), detail.as_str()))
+            }
             Ok(compiled) => {
                 let cost = compiled.max_cost.saturating_mul(times);
                 self.observe(&path, cost, "estimated rule cost");
-                self.old_self(given, at, compiled, place);
             }
         }
         let path = at.child("messageExpression");
         match &rule.message_expression {
             Some(Err(detail)) if rule.compiled.is_ok() => {
                 self.errors
-                    .push(Error::invalid(&path, given.clone(), detail.as_str()));
+                    .push(Error::invalid(&path, as_go_type(given), detail.as_str()));
             }
             Some(Ok(compiled)) => {
                 self.observe(&path, compiled.max_cost, "estimated messageExpression cost");
             }
             _ => {}
         }
+        self.old_self(given, at, rule.compiled.as_ref().ok(), place);
     }
 
     fn old_self(
         &mut self,
         given: &Value,
         at: &Path,
-        compiled: &Compiled,
+        compiled: Option<&Compiled>,
         place: &SchemaPosition<'_>,
     ) {
-        if compiled.uses_old_self {
+        if compiled.is_some_and(|compiled| compiled.uses_old_self) {
             if let Some(within) = place.uncorrelatable {
                 let detail = format!(
                     "oldSelf cannot be used on the uncorrelatable portion of the schema within {within}"
@@ -228,6 +230,19 @@ impl Walk<'_> {
             self.expensive.push((path.to_path_buf(), cost));
         }
     }
+}
+
+/// A rule as upstream shows it in errors: with the names and the empty fields of the Go type.
+fn as_go_type(rule: &Value) -> Value {
+    let text = |key: &str| rule[key].as_str().unwrap_or_default();
+    json!({
+        "Rule": text("rule"),
+        "Message": text("message"),
+        "MessageExpression": text("messageExpression"),
+        "Reason": rule["reason"],
+        "FieldPath": text("fieldPath"),
+        "OptionalOldSelf": rule["optionalOldSelf"],
+    })
 }
 
 /// The maximum number of elements of a schema; `None` if unbounded.

@@ -163,13 +163,13 @@ fn rules_that_do_not_compile_or_cost_too_much_are_refused() {
     assert_eq!(
         complaints(rule("self.t == 'x'")),
         [format!(
-            "{at}: Invalid value: {{\"rule\":\"self.t == 'x'\"}}: compilation failed: ERROR: <input>:1:5: undefined field 't'\n | self.t == 'x'\n | ....^"
+            "{at}: Invalid value: {{\"Rule\":\"self.t == 'x'\",\"Message\":\"\",\"MessageExpression\":\"\",\"Reason\":null,\"FieldPath\":\"\",\"OptionalOldSelf\":null}}: compilation failed: ERROR: <input>:1:5: undefined field 't'\n | self.t == 'x'\n | ....^"
         )]
     );
     assert_eq!(
         complaints(rule("self.s")),
         [format!(
-            "{at}: Invalid value: {{\"rule\":\"self.s\"}}: cel expression must evaluate to a bool"
+            "{at}: Invalid value: {{\"Rule\":\"self.s\",\"Message\":\"\",\"MessageExpression\":\"\",\"Reason\":null,\"FieldPath\":\"\",\"OptionalOldSelf\":null}}: cel expression must evaluate to a bool"
         )]
     );
     assert_eq!(
