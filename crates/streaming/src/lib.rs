@@ -23,7 +23,7 @@ mod websocket;
 
 pub use negotiate::is_websocket;
 pub use session::{Options, Session, TerminalSize};
-pub use status::ExitStatus;
+pub use status::{CONNECTION_ENDED, ExitStatus};
 pub use stream::{Stream, StreamReader, StreamWriter};
 
 /// Errors of a streaming connection.

@@ -3,6 +3,9 @@
 
 use serde_json::{Value, json};
 
+/// The failure of a command whose connection ended first.
+pub const CONNECTION_ENDED: &str = "the connection ended before the command did";
+
 /// The exit status of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExitStatus {
@@ -60,7 +63,7 @@ impl ExitStatus {
         let status: Value = match serde_json::from_slice(json) {
             Ok(status) => status,
             Err(_) if json.is_empty() => {
-                return Self::Failed("the connection ended before the command did".to_owned());
+                return Self::Failed(CONNECTION_ENDED.to_owned());
             }
             Err(_) => return Self::Failed(String::from_utf8_lossy(json).into_owned()),
         };

@@ -1,0 +1,167 @@
+//! Copies for containers without tar: each file with `cat`, directories with a shell.
+
+use std::{
+    fs,
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use streaming::ExitStatus;
+
+use super::{
+    archive::{file_target, write_file},
+    pipe::{ChunkReader, ChunkWriter},
+    remote::{Remote, quoted},
+};
+
+/// Prints the files below a directory, each followed by a zero byte; links are left out.
+const LIST: &str = r#"walk() {
+  for entry in "$1"/* "$1"/.[!.]* "$1"/..?*; do
+    if [ -L "$entry" ]; then continue
+    elif [ -d "$entry" ]; then (walk "$entry")
+    elif [ -f "$entry" ]; then printf '%s\0' "$entry"; fi
+  done
+}
+walk "#;
+
+pub(super) async fn download(remote: &Remote<'_>, source: &str, destination: &Path) -> Result<()> {
+    let target = file_target(destination.to_owned(), Path::new(source));
+    let why = match download_file(remote, source, target).await? {
+        Ok(()) => return Ok(()),
+        Err(why) => why,
+    };
+    if !remote.is_directory(source).await {
+        bail!("the container has neither tar nor a cat that reads {source}: {why}");
+    }
+    let directory = source.trim_end_matches('/');
+    let script = format!("{LIST}{}", quoted(directory));
+    let (ended, list) = remote
+        .receive(&["sh", "-c", &script], |mut output: ChunkReader| {
+            let mut list = String::new();
+            output.read_to_string(&mut list)?;
+            Ok(list)
+        })
+        .await?;
+    if ended.status != ExitStatus::Code(0) {
+        bail!(
+            "the container has neither tar nor a shell: {}",
+            ended.errors.trim()
+        );
+    }
+    fs::create_dir_all(destination)?;
+    for file in list?.split_terminator('\0') {
+        let target = target_below(destination, directory, file)?;
+        if let Err(why) = download_file(remote, file, target).await? {
+            bail!("{why}");
+        }
+    }
+    Ok(())
+}
+
+/// The place of a listed file; a container may list anything.
+fn target_below(destination: &Path, directory: &str, file: &str) -> Result<PathBuf> {
+    let inside = file
+        .strip_prefix(directory)
+        .map(|inside| inside.trim_start_matches('/'));
+    let inside = Path::new(inside.context("the list of files is corrupted")?);
+    let is_below = inside
+        .components()
+        .all(|part| matches!(part, std::path::Component::Normal(_)));
+    if !is_below {
+        bail!("{file} is outside the target destination");
+    }
+    Ok(destination.join(inside))
+}
+
+/// The inner error is what `cat` reported.
+async fn download_file(
+    remote: &Remote<'_>,
+    source: &str,
+    target: PathBuf,
+) -> Result<Result<(), String>> {
+    let to = target.clone();
+    let (ended, written) = remote
+        .receive(&["cat", source], move |mut output: ChunkReader| {
+            // Nothing is written if cat fails at once.
+            let mut first = [0];
+            match output.read(&mut first)? {
+                0 => Ok(false),
+                _ => write_file(&to, &mut first.chain(output), None).map(|()| true),
+            }
+        })
+        .await?;
+    if ended.status != ExitStatus::Code(0) {
+        return Ok(Err(match ended.status {
+            ExitStatus::Failed(message) => message,
+            ExitStatus::Code(_) => ended.errors.trim().to_owned(),
+        }));
+    }
+    if !written? {
+        write_file(&target, &mut io::empty(), None)?;
+    }
+    Ok(Ok(()))
+}
+
+pub(super) async fn upload(remote: &Remote<'_>, source: &Path, target: &str) -> Result<()> {
+    if !source.is_dir() {
+        return upload_file(remote, source, target).await;
+    }
+    let mut directories = vec![(source.to_owned(), target.to_owned())];
+    while let Some((directory, target)) = directories.pop() {
+        for entry in fs::read_dir(&directory)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let target = format!("{target}/{}", name.to_string_lossy());
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
+                directories.push((entry.path(), target));
+            } else if kind.is_file() {
+                upload_file(remote, &entry.path(), &target).await?;
+            } else {
+                eprintln!("warning: skipping {:?}", entry.path().display().to_string());
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn upload_file(remote: &Remote<'_>, source: &Path, target: &str) -> Result<()> {
+    let mut script = String::new();
+    if let Some((directory, _)) = target.rsplit_once('/')
+        && !directory.is_empty()
+    {
+        script = format!("mkdir -p {} && ", quoted(directory));
+    }
+    script.push_str(&format!("cat > {}", quoted(target)));
+    let source = source.to_owned();
+    let ended = remote
+        .send(&["sh", "-c", &script], move |mut input: ChunkWriter| {
+            let mut file = fs::File::open(&source)
+                .with_context(|| format!("cannot read {}", source.display()))?;
+            io::copy(&mut file, &mut input)?;
+            Ok(input.flush()?)
+        })
+        .await?;
+    match ended.status {
+        ExitStatus::Code(0) => Ok(()),
+        _ => bail!(
+            "the container has neither tar nor a shell: {}",
+            ended.errors.trim()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listed_files_stay_below_the_destination() {
+        let target = |file| target_below(Path::new("out"), "/etc", file);
+        assert_eq!(target("/etc/a/b").unwrap(), Path::new("out/a/b"));
+        for file in ["/etc/../x", "/other/x", "/etc/a/../../x"] {
+            assert!(target(file).is_err(), "{file}");
+        }
+    }
+}
