@@ -148,7 +148,7 @@ impl Api {
     }
 
     /// A whole list, requested in chunks; items and rows of all chunks are merged.
-    pub(crate) async fn list(&self, path: &str, accept: &str, chunk: usize) -> Result<Value> {
+    pub(crate) async fn list(&self, path: &str, accept: &str, chunk: i64) -> Result<Value> {
         let mut answer: Option<Value> = None;
         let mut token = String::new();
         loop {

@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use clap::{Args, Parser};
+use clap::{
+    Args, Parser,
+    builder::{OsStringValueParser, TypedValueParser},
+};
 
 use crate::commands::Command;
 
@@ -39,7 +42,7 @@ pub(crate) struct Global {
     #[arg(long, global = true, hide = true, value_name = "KEY=VALUE")]
     pub as_user_extra: Vec<String>,
     /// Default cache directory
-    #[arg(long, global = true, hide = true, value_name = "DIR")]
+    #[arg(long, global = true, hide = true, value_name = "DIR", value_parser = any_path())]
     pub cache_dir: Option<PathBuf>,
     /// Path to a certificate file of the certificate authority
     #[arg(long, global = true, hide = true, value_name = "FILE")]
@@ -65,7 +68,7 @@ pub(crate) struct Global {
     #[arg(long, global = true, hide = true)]
     pub insecure_skip_tls_verify: bool,
     /// Path to the kubeconfig file to use for CLI requests
-    #[arg(long, global = true, hide = true, value_name = "FILE")]
+    #[arg(long, global = true, hide = true, value_name = "FILE", value_parser = any_path())]
     pub kubeconfig: Option<PathBuf>,
     /// Path to the kuberc file with preferences; "off" ignores it
     #[arg(long, global = true, hide = true, value_name = "FILE")]
@@ -112,7 +115,7 @@ pub(crate) struct Global {
         value_name = "LEVEL",
         default_value_t = 0
     )]
-    pub v: u8,
+    pub v: i32,
     /// How often to write buffered log lines
     // Log lines are written at once.
     #[allow(dead_code)]
@@ -121,17 +124,107 @@ pub(crate) struct Global {
         global = true,
         hide = true,
         value_name = "DURATION",
-        default_value = "5s"
+        default_value = "5s",
+        value_parser = flush_frequency
     )]
     pub log_flush_frequency: String,
     /// Log levels of single source files, as PATTERN=N,…
     // One level is for all.
     #[allow(dead_code)]
-    #[arg(long, global = true, hide = true, value_name = "PATTERN=N,…")]
+    #[arg(long, global = true, hide = true, value_name = "PATTERN=N,…", value_parser = vmodule)]
     pub vmodule: Option<String>,
+    /// Name of profile to capture; only none is there
+    // `debug` has a flag of the same name; argv.rs renames this one.
+    #[arg(
+        id = "global_profile",
+        long = "global-profile",
+        global = true,
+        hide = true,
+        value_name = "NAME",
+        default_value = "none"
+    )]
+    pub profile: String,
+    /// Name of the file to write the profile to
+    #[allow(dead_code)]
+    #[arg(
+        long,
+        global = true,
+        hide = true,
+        value_name = "FILE",
+        default_value = "profile.pprof"
+    )]
+    pub profile_output: String,
     /// Treat warnings received from the server as errors and exit with a non-zero exit code
     #[arg(long, global = true, hide = true)]
     pub warnings_as_errors: bool,
+}
+
+/// A path that may be empty, which is as if the flag was not given.
+fn any_path() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
+}
+
+fn flush_frequency(text: &str) -> Result<String, String> {
+    crate::duration::flag(text).map_err(|_| "parse error".to_owned())
+}
+
+fn vmodule(text: &str) -> Result<String, String> {
+    let is_level = |pair: &str| {
+        let level = pair.split_once('=').map(|(_, level)| level);
+        level.is_some_and(|level| level.parse::<i32>().is_ok())
+    };
+    match text
+        .split(',')
+        .all(|pair| pair.is_empty() || is_level(pair))
+    {
+        true => Ok(text.to_owned()),
+        false => Err("syntax error: expect comma-separated list of filename=N".to_owned()),
+    }
+}
+
+impl Global {
+    /// Flags with an empty value are as if they were not given.
+    pub(crate) fn without_empty_values(mut self) -> Self {
+        for flag in [
+            &mut self.as_uid,
+            &mut self.as_user,
+            &mut self.certificate_authority,
+            &mut self.client_certificate,
+            &mut self.client_key,
+            &mut self.cluster,
+            &mut self.context,
+            &mut self.password,
+            &mut self.server,
+            &mut self.tls_server_name,
+            &mut self.token,
+            &mut self.user,
+            &mut self.username,
+        ] {
+            if flag.as_deref() == Some("") {
+                *flag = None;
+            }
+        }
+        for path in [&mut self.cache_dir, &mut self.kubeconfig] {
+            if path
+                .as_ref()
+                .is_some_and(|path| path.as_os_str().is_empty())
+            {
+                *path = None;
+            }
+        }
+        self
+    }
+
+    /// There is no profiler to write a profile with.
+    pub(crate) fn check_profile(&self) -> Result<()> {
+        match self.profile.as_str() {
+            "none" => Ok(()),
+            "cpu" | "heap" | "goroutine" | "threadcreate" | "block" | "mutex" => {
+                bail!("--profile={}: only none is supported", self.profile)
+            }
+            other => bail!("unknown profile '{other}'"),
+        }
+    }
 }
 
 /// Objects in files.
@@ -151,7 +244,7 @@ pub(crate) struct Files {
 impl Files {
     /// Whether none are named.
     pub(crate) fn is_empty(&self) -> bool {
-        self.filename.is_empty() && self.kustomize.is_none()
+        self.filename.iter().all(String::is_empty) && self.kustomize.is_none()
     }
 }
 
@@ -169,6 +262,9 @@ pub(crate) struct Selection {
     /// List the objects across all namespaces
     #[arg(short = 'A', long)]
     pub all_namespaces: bool,
+    /// How many objects to list in one request; `None` is the default.
+    #[arg(skip)]
+    pub chunk_size: Option<i64>,
 }
 
 /// Objects in files, or those whose labels match.

@@ -7,7 +7,7 @@ use clap::{
     Arg, ArgAction, ArgMatches, Command, CommandFactory, builder::ValueParser, error::ErrorKind,
 };
 
-use crate::{args::Cli, commands};
+use crate::{args::Cli, commands, duration};
 
 /// Replaces underscores in flag names by dashes, up to `--`.
 pub(crate) fn normal(args: Vec<OsString>) -> Vec<String> {
@@ -21,6 +21,7 @@ pub(crate) fn normal(args: Vec<OsString>) -> Vec<String> {
             "rolebinding" | "clusterrolebinding" | "subject"
         )
     });
+    let is_debug = words.iter().any(|word| word == "debug");
     for word in words.iter_mut().skip(1) {
         if word == "--" {
             break;
@@ -37,6 +38,10 @@ pub(crate) fn normal(args: Vec<OsString>) -> Vec<String> {
         // user.
         if is_binding && name == "user" {
             name = "subject-user".to_owned();
+        }
+        // `debug` has a flag of its own of this name.
+        if name == "profile" && !is_debug {
+            name = "global-profile".to_owned();
         }
         *word = match value {
             Some(value) => format!("--{name}={value}"),
@@ -93,6 +98,26 @@ fn flag(arg: Arg) -> Arg {
             .hide_possible_values(true)
             .value_parser(ValueParser::new(switch));
     }
+    let is_bool = |arg: &Arg| {
+        let values = arg.get_possible_values();
+        !values.is_empty()
+            && values
+                .iter()
+                .all(|value| matches!(value.get_name(), "true" | "false"))
+    };
+    let has_name = |arg: &Arg, name: &str| {
+        let mut names = arg.get_value_names().into_iter().flatten();
+        names.any(|known| known.as_str() == name)
+    };
+    // These two are parsed in ways of their own.
+    let is_go_duration = |id: &str| id != "request_timeout" && id != "log_flush_frequency";
+    let arg = match &arg {
+        arg if is_bool(arg) => arg.clone().value_parser(ValueParser::new(switch)),
+        arg if has_name(arg, "DURATION") && is_go_duration(arg.get_id().as_str()) => {
+            arg.clone().value_parser(ValueParser::new(duration::flag))
+        }
+        _ => arg,
+    };
     match arg.get_action() {
         ArgAction::Set | ArgAction::Append if !arg.is_require_equals_set() => {
             arg.allow_hyphen_values(true)
@@ -106,7 +131,9 @@ fn switch(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => Err("invalid syntax".to_owned()),
+        _ => Err(format!(
+            "strconv.ParseBool: parsing {text:?}: invalid syntax"
+        )),
     }
 }
 
@@ -160,13 +187,18 @@ pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
                 Some(_) if words.get(1).is_some_and(|first| *first == given) => {
                     eprintln!("Error: flags cannot be placed before plugin name: {given}");
                 }
+                Some("-") => {
+                    let word = word_of(words, &given);
+                    eprintln!("error: bad flag syntax: {word}\n{see}");
+                }
                 Some(rest) if rest.starts_with('-') => {
                     let name = given.split('=').next().unwrap_or(&given);
                     eprintln!("error: unknown flag: {name}\n{see}");
                 }
                 Some(rest) => {
                     let letter = rest.chars().next().unwrap_or_default();
-                    eprintln!("error: unknown shorthand flag: '{letter}' in -{rest}\n{see}");
+                    let word = word_of(words, &given);
+                    eprintln!("error: unknown shorthand flag: '{letter}' in {word}\n{see}");
                 }
                 None => eprintln!("error: {}", unexpected(&path, &given)),
             }
@@ -177,10 +209,10 @@ pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
             if path != "kubectl" {
                 return ExitCode::FAILURE;
             }
-            let near = context(ContextKind::SuggestedSubcommand);
+            let near = suggestions(&given);
             if !near.is_empty() {
                 eprintln!("\nDid you mean this?");
-                near.split(' ').for_each(|name| eprintln!("\t{name}"));
+                near.iter().for_each(|name| eprintln!("\t{name}"));
             }
         }
         ErrorKind::InvalidValue | ErrorKind::ValueValidation
@@ -228,6 +260,9 @@ pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
                 "kubectl create deployment" => {
                     eprintln!("error: required flag(s) \"image\" not set");
                 }
+                "kubectl create service externalname" => {
+                    eprintln!("error: required flag(s) \"external-name\" not set");
+                }
                 "kubectl create cronjob" => {
                     eprintln!("error: required flag(s) \"image\", \"schedule\" not set");
                 }
@@ -252,9 +287,45 @@ pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
     failure
 }
 
+/// The word of the command line that a flag stands in, with its value.
+fn word_of<'a>(words: &'a [String], flag: &'a str) -> &'a str {
+    let prefix = format!("{flag}=");
+    let word = words.iter().find(|word| word.starts_with(&prefix));
+    word.map_or(flag, String::as_str)
+}
+
+/// The commands that begin with a word, or differ from it by at most two letters.
+fn suggestions(given: &str) -> Vec<String> {
+    let root = Cli::command();
+    let mut names: Vec<String> = root
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+        .map(|command| command.get_name().to_owned())
+        .filter(|name| distance(given, name) <= 2 || name.starts_with(given))
+        .collect();
+    names.sort();
+    names
+}
+
+/// How many letters to insert, delete or replace.
+fn distance(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (i, a) in one.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, b) in other.iter().enumerate() {
+            let replaced = diagonal + usize::from(a != *b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[other.len()]
+}
+
 /// The flags as users write them: `--user` of bindings has another name inside.
 pub(crate) fn with_shown_names(text: String) -> String {
     text.replace("--subject-user", "--user")
+        .replace("--global-profile", "--profile")
 }
 
 /// `-p, --port`: the flag with its letter.
@@ -308,6 +379,8 @@ fn unexpected(path: &str, given: &str) -> String {
              POD or TYPE/NAME is a required argument for the logs command"
             .to_owned(),
         "kubectl cp" => return "source and destination are required".to_owned(),
+        "kubectl top node" => "node [NAME | -l label]".to_owned(),
+        "kubectl top pod" => "pod [NAME | -l label]".to_owned(),
         "kubectl create secret" | "kubectl create service" => {
             format!("unknown command {given:?}")
         }
@@ -342,6 +415,14 @@ mod tests {
 
     fn words(text: &str) -> Vec<OsString> {
         text.split(' ').map(OsString::from).collect()
+    }
+
+    #[test]
+    fn commands_near_a_mistake_are_suggested() {
+        assert_eq!(suggestions("gte"), ["get"]);
+        assert_eq!(suggestions("getpods"), Vec::<String>::new());
+        assert_eq!(suggestions("desc"), ["describe"]);
+        assert_eq!(distance("kitten", "sitting"), 3);
     }
 
     #[test]

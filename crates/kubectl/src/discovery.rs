@@ -223,7 +223,10 @@ impl Discovery {
             .await?
         {
             Some(resource) => Ok(resource),
-            None => bail!("the server doesn't have a resource type \"{word}\""),
+            None => {
+                let name = word.split('.').next().unwrap_or(word);
+                bail!("the server doesn't have a resource type \"{name}\"")
+            }
         }
     }
 

@@ -16,7 +16,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration> {
 pub(crate) fn parse_signed(text: &str) -> Result<(bool, Duration)> {
     let (is_negative, digits) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
-        None => (false, text),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
     };
     if let Ok(seconds) = digits.parse::<u64>() {
         return Ok((is_negative && seconds > 0, Duration::from_secs(seconds)));
@@ -37,6 +37,7 @@ pub(crate) fn parse_signed(text: &str) -> Result<(bool, Duration)> {
             ("ns", 1e-9),
             ("us", 1e-6),
             ("µs", 1e-6),
+            ("μs", 1e-6),
             ("ms", 0.001),
             ("s", 1.0),
             ("m", 60.0),
@@ -52,6 +53,40 @@ pub(crate) fn parse_signed(text: &str) -> Result<(bool, Duration)> {
         rest = &unit[used..];
     }
     Ok((is_negative, total))
+}
+
+/// Checks the value of a flag as Go's `time.ParseDuration`, with its errors.
+pub(crate) fn flag(text: &str) -> Result<String, String> {
+    let invalid = || Err(format!("time: invalid duration {text:?}"));
+    let mut rest = text.strip_prefix(['-', '+']).unwrap_or(text);
+    if rest == "0" {
+        return Ok("0s".to_owned());
+    }
+    if rest.is_empty() {
+        return invalid();
+    }
+    while !rest.is_empty() {
+        let end = rest
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(rest.len());
+        let number = &rest[..end];
+        if !number.contains(|c: char| c.is_ascii_digit()) || number.matches('.').count() > 1 {
+            return invalid();
+        }
+        rest = &rest[end..];
+        let end = rest
+            .find(|c: char| c.is_ascii_digit() || c == '.')
+            .unwrap_or(rest.len());
+        let unit = &rest[..end];
+        if unit.is_empty() {
+            return Err(format!("time: missing unit in duration {text:?}"));
+        }
+        if !matches!(unit, "ns" | "us" | "µs" | "μs" | "ms" | "s" | "m" | "h") {
+            return Err(format!("time: unknown unit {unit:?} in duration {text:?}"));
+        }
+        rest = &rest[end..];
+    }
+    Ok(text.to_owned())
 }
 
 #[cfg(test)]
@@ -72,6 +107,18 @@ mod tests {
         }
         for text in ["soon", "", "-5s", "1e400h"] {
             assert!(parse(text).is_err(), "{text}");
+        }
+        for (text, expected) in [
+            ("1h30m", Ok("1h30m")),
+            ("-1.5s", Ok("-1.5s")),
+            ("0", Ok("0s")),
+            ("x", Err("time: invalid duration \"x\"")),
+            ("", Err("time: invalid duration \"\"")),
+            ("5", Err("time: missing unit in duration \"5\"")),
+            ("5x", Err("time: unknown unit \"x\" in duration \"5x\"")),
+        ] {
+            let expected = expected.map(str::to_owned).map_err(str::to_owned);
+            assert_eq!(flag(text), expected, "{text}");
         }
         assert_eq!(parse_signed("-1s").unwrap(), (true, Duration::from_secs(1)));
     }

@@ -187,11 +187,20 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
         return ExitCode::from(exit.0);
     }
     if let Some(ErrorList(errors)) = error.downcast_ref() {
-        errors.iter().for_each(|error| eprintln!("{}", line(error)));
+        let lines = errors.iter().map(list_line);
+        lines.for_each(|line| eprintln!("{line}"));
         return ExitCode::FAILURE;
     }
     eprintln!("{}", line(error));
     ExitCode::FAILURE
+}
+
+/// One of several errors as printed: messages of ours have no prefix.
+fn list_line(error: &anyhow::Error) -> String {
+    match error.downcast_ref::<ServerError>() {
+        Some(error) => error.to_string(),
+        None => format!("{error:#}"),
+    }
 }
 
 /// The error as printed.

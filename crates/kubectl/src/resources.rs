@@ -92,6 +92,12 @@ pub(crate) async fn named(session: &Session, words: &[String]) -> Result<Named> 
         return pairs(session, words).await;
     }
     let types = types(session, first).await?;
+    if types.is_empty() {
+        bail!("the server doesn't have a resource type \"\"");
+    }
+    if words[1..].iter().any(String::is_empty) {
+        bail!("resource name may not be empty");
+    }
     if words.len() == 1 {
         return Ok(Named::Types(types));
     }
@@ -114,7 +120,7 @@ async fn pairs(session: &Session, words: &[String]) -> Result<Named> {
             [_] => bail!(STRAY_WORD),
             [kind, name] if !kind.is_empty() && !name.is_empty() => {
                 if kind.contains(',') {
-                    bail!("arguments in resource/name form may not have more than one resource");
+                    bail!("arguments in resource/name form must have a single resource and name");
                 }
                 objects.push((session.discovery.resolve(kind).await?, (*name).to_owned()));
             }
@@ -219,7 +225,11 @@ pub(crate) async fn targets(
                 "when paths, URLs, or stdin is provided as input, you may not specify resource arguments as well"
             );
         }
-        let manifests = manifest::read(&selection.files).await?;
+        let mut manifests = manifest::read(&selection.files).await?;
+        if let Some(selector) = &selection.selector {
+            let selector = crate::json::selector(selector)?;
+            manifests.retain(|manifest| crate::json::selects(&selector, &manifest.object));
+        }
         return from_manifests(session, manifests).await;
     }
     let has_selector = selection.selector.is_some() || selection.field_selector.is_some();
@@ -268,7 +278,14 @@ async fn listed(
 ) -> Result<Vec<Target>> {
     let namespace = (!selection.all_namespaces).then_some(session.namespace.as_str());
     let path = with_query(&resource.collection(namespace), &query(selection));
-    let answer = session.api.list(&path, "application/json", 500).await;
+    let answer = session
+        .api
+        .list(
+            &path,
+            "application/json",
+            selection.chunk_size.unwrap_or(500),
+        )
+        .await;
     let answer = answer.map_err(|error| refused(error, selection, &resource))?;
     Ok(list(&answer["items"])
         .map(|item| of_item(&resource, item))

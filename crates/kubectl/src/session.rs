@@ -36,7 +36,7 @@ impl Session {
             field_manager: field_manager.to_owned(),
             command: command.to_owned(),
             server: connection.server.clone(),
-            verbosity: global.v,
+            verbosity: u8::try_from(global.v.max(0)).unwrap_or(u8::MAX),
             timeout: timeout(&global.request_timeout)?,
         };
         let api = Api::new(connection.client(false)?, options);
@@ -60,13 +60,14 @@ impl Session {
 }
 
 fn timeout(text: &str) -> Result<Option<std::time::Duration>> {
-    let duration = crate::duration::parse(text).map_err(|_| {
+    let duration = crate::duration::parse_signed(text).map_err(|_| {
         anyhow::anyhow!(
             "Invalid timeout value. Timeout must be a single integer in seconds, or an integer followed by a corresponding \
              time unit (e.g. 1s | 2m | 3h)"
         )
     })?;
-    Ok((!duration.is_zero()).then_some(duration))
+    let (is_negative, duration) = duration;
+    Ok((!duration.is_zero() && !is_negative).then_some(duration))
 }
 
 /// The discovery cache of one server.

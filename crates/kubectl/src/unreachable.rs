@@ -1,7 +1,7 @@
 //! Servers that cannot be reached, in the words that upstream's users know.
 
 use client::kube;
-use rustls::CertificateError;
+use rustls::{AlertDescription, CertificateError};
 
 use crate::error::Plain;
 
@@ -35,7 +35,30 @@ fn reason(error: &(dyn std::error::Error + 'static)) -> Option<String> {
         }
         source = cause.source();
     }
-    Some(text)
+    Some(lookup_reason(&text).unwrap_or(text))
+}
+
+/// A host without an address: `"a" has no address`, or `"a" has no address: 10.0.0.1: timed out`.
+fn lookup_reason(text: &str) -> Option<String> {
+    let (host, rest) = text.strip_prefix('"')?.split_once("\" has no address")?;
+    let Some((server, reason)) = rest
+        .strip_prefix(": ")
+        .and_then(|rest| rest.split_once(": "))
+    else {
+        let servers = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+        let server = servers
+            .lines()
+            .find_map(|line| line.strip_prefix("nameserver "));
+        let server = server.map_or("127.0.0.1", str::trim);
+        return Some(format!(
+            "dial tcp: lookup {host} on {server}:53: no such host"
+        ));
+    };
+    let reason = match reason.split_once(" (os error") {
+        Some((reason, _)) => format!("dial udp {server}:53: connect: {}", reason.to_lowercase()),
+        None => reason.to_owned(),
+    };
+    Some(format!("dial tcp: lookup {host} on {server}:53: {reason}"))
 }
 
 fn tls_reason(error: &rustls::Error) -> String {
@@ -47,8 +70,44 @@ fn tls_reason(error: &rustls::Error) -> String {
         rustls::Error::InvalidMessage(_) => {
             "http: server gave HTTP response to HTTPS client".to_owned()
         }
+        rustls::Error::AlertReceived(alert) => format!("remote error: tls: {}", alert_text(*alert)),
         other => format!("tls: {other}"),
     }
+}
+
+/// An alert in the words of Go's crypto/tls.
+fn alert_text(alert: AlertDescription) -> String {
+    match alert {
+        AlertDescription::CloseNotify => "close notify",
+        AlertDescription::UnexpectedMessage => "unexpected message",
+        AlertDescription::BadRecordMac => "bad record MAC",
+        AlertDescription::RecordOverflow => "record overflow",
+        AlertDescription::HandshakeFailure => "handshake failure",
+        AlertDescription::BadCertificate => "bad certificate",
+        AlertDescription::UnsupportedCertificate => "unsupported certificate",
+        AlertDescription::CertificateRevoked => "revoked certificate",
+        AlertDescription::CertificateExpired => "expired certificate",
+        AlertDescription::CertificateUnknown => "unknown certificate",
+        AlertDescription::IllegalParameter => "illegal parameter",
+        AlertDescription::UnknownCA => "unknown certificate authority",
+        AlertDescription::AccessDenied => "access denied",
+        AlertDescription::DecodeError => "error decoding message",
+        AlertDescription::DecryptError => "error decrypting message",
+        AlertDescription::ProtocolVersion => "protocol version not supported",
+        AlertDescription::InsufficientSecurity => "insufficient security level",
+        AlertDescription::InternalError => "internal error",
+        AlertDescription::InappropriateFallback => "inappropriate fallback",
+        AlertDescription::UserCanceled => "user canceled",
+        AlertDescription::NoRenegotiation => "no renegotiation",
+        AlertDescription::MissingExtension => "missing extension",
+        AlertDescription::UnsupportedExtension => "unsupported extension",
+        AlertDescription::UnrecognisedName => "unrecognized name",
+        AlertDescription::UnknownPSKIdentity => "unknown PSK identity",
+        AlertDescription::CertificateRequired => "certificate required",
+        AlertDescription::NoApplicationProtocol => "no application protocol",
+        other => return format!("alert({})", u8::from(other)),
+    }
+    .to_owned()
 }
 
 fn certificate_reason(error: &CertificateError) -> String {
@@ -159,9 +218,39 @@ mod tests {
         ] {
             assert_eq!(certificate_reason(&error), expected);
         }
+        for (alert, expected) in [
+            (AlertDescription::BadCertificate, "bad certificate"),
+            (
+                AlertDescription::CertificateRequired,
+                "certificate required",
+            ),
+            (AlertDescription::Unknown(200), "alert(200)"),
+        ] {
+            assert_eq!(
+                tls_reason(&rustls::Error::AlertReceived(alert)),
+                format!("remote error: tls: {expected}")
+            );
+        }
         assert_eq!(
             tls_reason(&CertificateError::UnknownIssuer.into()),
             "tls: failed to verify certificate: x509: certificate signed by unknown authority"
         );
+    }
+    #[test]
+    fn hosts_without_an_address_are_reported_in_the_words_of_go() {
+        assert_eq!(
+            lookup_reason(
+                "\"nope\" has no address: 10.0.0.1: Network is unreachable (os error 101)"
+            )
+            .unwrap(),
+            "dial tcp: lookup nope on 10.0.0.1:53: dial udp 10.0.0.1:53: connect: network is unreachable"
+        );
+        let unknown = lookup_reason("\"nope\" has no address").unwrap();
+        assert!(
+            unknown.starts_with("dial tcp: lookup nope on "),
+            "{unknown}"
+        );
+        assert!(unknown.ends_with(":53: no such host"), "{unknown}");
+        assert_eq!(lookup_reason("connection reset"), None);
     }
 }

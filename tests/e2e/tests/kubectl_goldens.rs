@@ -8,7 +8,10 @@ use testkit::{Cluster, Ran};
 /// change the object `configmap/settings`, which is recreated before each of the two.
 const COMMANDS: &str = include_str!("../clients/kubectl/commands.txt");
 const MISTAKES: &str = include_str!("../clients/kubectl/mistakes.txt");
+const USAGE: &str = include_str!("../clients/kubectl/usage.txt");
 const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/kubectl");
+/// Commands that are compared at once.
+const THREADS: usize = 4;
 /// Ages and other times may change between the two; then both are run again.
 const TRIES: usize = 3;
 
@@ -31,6 +34,11 @@ fn both_kubectls_refuse_the_same_mistakes_and_generate_the_same_objects() {
     compare(MISTAKES);
 }
 
+#[test]
+fn both_kubectls_report_the_same_usage_errors() {
+    compare(USAGE);
+}
+
 fn compare(commands: &str) {
     let cluster = Cluster::up();
     if !is_the_same_version(&cluster) {
@@ -44,33 +52,49 @@ fn compare(commands: &str) {
             if ran.ok { Ok(()) } else { Err(ran.stderr) }
         });
     }
-    let mut differences = Vec::new();
-    for line in commands.lines() {
-        if line.is_empty() || line.starts_with('#') {
-            continue;
-        }
-        let (does_write, command) = match line.strip_prefix('!') {
-            Some(command) => (true, command),
-            None => (false, line),
+    let lines = || {
+        commands
+            .lines()
+            .filter(|line| !line.is_empty() && !line.starts_with('#'))
+    };
+    let reading: Vec<&str> = lines().filter(|line| !line.starts_with('!')).collect();
+    let chunks = reading.chunks(reading.len().div_ceil(THREADS).max(1));
+    let mut differences = std::thread::scope(|scope| {
+        let compare_all = |chunk: &[&str]| {
+            let found = chunk.iter().filter_map(|line| compared(&cluster, line));
+            found.collect::<Vec<String>>()
         };
-        let words = words(&command.replace("{dir}", DIRECTORY));
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let mut difference = None;
-        for _ in 0..TRIES {
-            let ours = run(&cluster, does_write, || cluster.kubectl(&words));
-            let theirs = run(&cluster, does_write, || {
-                cluster.upstream_kubectl(&words).expect("it is there")
-            });
-            difference = difference_of(&ours, &theirs);
-            if difference.is_none() {
-                break;
-            }
-        }
-        if let Some(difference) = difference {
-            differences.push(format!("kubectl {command}\n{difference}"));
-        }
-    }
+        let threads: Vec<_> = chunks
+            .map(|chunk| scope.spawn(move || compare_all(chunk)))
+            .collect();
+        let found = threads
+            .into_iter()
+            .flat_map(|thread| thread.join().expect("no panic"));
+        found.collect::<Vec<String>>()
+    });
+    let writing = lines().filter(|line| line.starts_with('!'));
+    differences.extend(writing.filter_map(|line| compared(&cluster, line)));
     assert!(differences.is_empty(), "{}", differences.join("\n\n"));
+}
+
+/// Runs a line with both; returns the difference.
+fn compared(cluster: &Cluster, line: &str) -> Option<String> {
+    let (does_write, command) = match line.strip_prefix('!') {
+        Some(command) => (true, command),
+        None => (false, line),
+    };
+    let words = words(&command.replace("{dir}", DIRECTORY));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let mut difference = None;
+    for _ in 0..TRIES {
+        let ours = run(cluster, does_write, || cluster.kubectl(&words));
+        let theirs = run(cluster, does_write, || {
+            cluster.upstream_kubectl(&words).expect("it is there")
+        });
+        difference = difference_of(&ours, &theirs);
+        difference.as_ref()?;
+    }
+    difference.map(|difference| format!("kubectl {command}\n{difference}"))
 }
 
 fn run(cluster: &Cluster, does_write: bool, run: impl Fn() -> Ran) -> Ran {

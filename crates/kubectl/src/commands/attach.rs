@@ -1,6 +1,6 @@
 //! `kubectl attach`
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::{
@@ -25,12 +25,14 @@ pub(crate) struct Attach {
 
 impl Attach {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
+        self.flags.check("attach")?;
         let pod = pod_of(session, &self.resource, &self.flags.pod_running_timeout).await?;
         let phase = crate::json::str_of(&pod["status"]["phase"]);
         if phase == "Succeeded" || phase == "Failed" {
             bail!("cannot attach a container in a completed pod; current phase is {phase}");
         }
-        let container = container_of(&pod, self.flags.container.as_deref(), self.flags.quiet)?;
+        let container = container_of(&pod, self.flags.container.as_deref(), self.flags.quiet)
+            .context("cannot attach to the container")?;
         let spec =
             list(&pod["spec"]["containers"]).chain(list(&pod["spec"]["ephemeralContainers"]));
         let has_tty = spec

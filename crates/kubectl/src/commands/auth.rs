@@ -1,6 +1,6 @@
 //! `kubectl auth can-i|whoami|reconcile`
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -101,6 +101,11 @@ const VERBS: &[&str] = &[
     "*",
 ];
 
+/// Verbs of paths that are not resources.
+const URL_VERBS: &[&str] = &[
+    "get", "put", "post", "head", "options", "delete", "patch", "*",
+];
+
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1";
 
 impl CanI {
@@ -148,6 +153,9 @@ impl CanI {
         if what.starts_with('/') {
             if !self.subresource.is_empty() {
                 bail!("--subresource can not be used with NonResourceURL");
+            }
+            if !URL_VERBS.contains(&verb.as_str()) {
+                eprintln!("Warning: verb '{verb}' is not a known verb\n");
             }
             return Ok(json!({"nonResourceAttributes": {"verb": verb, "path": what}}));
         }
@@ -371,7 +379,10 @@ impl Whoami {
 
 impl Reconcile {
     async fn run(self, session: &Session) -> Result<()> {
-        let dry_run = self.dry_run.mode()?;
+        let dry_run = self
+            .dry_run
+            .mode()
+            .context("error accessing --dry-run flag for command reconcile")?;
         if dry_run == DryRunMode::Server {
             bail!("--dry-run=server for command reconcile is not supported yet");
         }

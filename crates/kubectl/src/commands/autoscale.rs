@@ -71,14 +71,14 @@ impl Autoscale {
                 self.min
             );
         }
-        if self.cpu_percent >= 0 && self.cpu.is_some() {
-            bail!("--cpu-percent and --cpu are mutually exclusive");
-        }
         if self.cpu_percent >= 0 {
             eprintln!(
                 "Flag --cpu-percent has been deprecated, Use --cpu with percentage or resource quantity format \
                  (e.g., '70%' for utilization or '500m' for milliCPU)."
             );
+        }
+        if self.cpu_percent >= 0 && self.cpu.is_some() {
+            bail!("--cpu-percent and --cpu are mutually exclusive");
         }
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;

@@ -63,7 +63,7 @@ pub(super) struct DeleteFlags {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     wait: Option<bool>,
     /// How long to wait before giving up on a delete; 0 is as long as it takes
-    #[arg(long, default_value = "0s")]
+    #[arg(long, default_value = "0s", value_name = "DURATION")]
     timeout: String,
 }
 
@@ -165,9 +165,7 @@ impl Delete {
             self.how.grace_period = 1;
         }
         if let Some(path) = &self.raw {
-            if !path.starts_with('/') {
-                bail!("--raw must be a valid URL path: parse {path:?}: invalid URI for request");
-            }
+            super::raw::check_path(path)?;
             let answer = session.api.raw(Method::DELETE, path, Vec::new()).await?;
             std::io::stdout().write_all(&answer)?;
             return Ok(());
@@ -209,6 +207,9 @@ impl Delete {
         }
         if self.all && self.selection.selector.is_some() {
             bail!("setting 'all' parameter but found a non empty selector. ");
+        }
+        if self.all && self.resources.is_empty() && self.selection.files.is_empty() {
+            bail!("at least one resource must be specified to use a selector");
         }
         let names_something =
             self.resources.iter().any(|word| word.contains('/')) || self.resources.len() > 1;

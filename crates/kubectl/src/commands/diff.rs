@@ -4,6 +4,7 @@ use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use futures::StreamExt;
 use serde_json::{Value, json};
 
 use crate::{
@@ -44,8 +45,6 @@ pub(crate) struct Diff {
     #[arg(long, value_name = "GVK", value_delimiter = ',')]
     prune_allowlist: Vec<String>,
     /// How many objects to compare at once
-    // They are compared one after the other.
-    #[allow(dead_code)]
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     concurrency: i64,
     /// Include managed fields in the diff
@@ -87,21 +86,25 @@ impl Diff {
             let selector = json::selector(selector)?;
             manifests.retain(|manifest| json::selects(&selector, &manifest.object));
         }
-        for manifest in manifests {
-            let target = target_of(session, manifest).await?;
-            let mut live = session.api.find(&target.path()).await?;
+        let at_once = usize::try_from(self.concurrency).unwrap_or(1).max(1);
+        let mut compared = futures::stream::iter(manifests)
+            .map(|manifest| self.compare(session, manifest))
+            .buffered(at_once);
+        while let Some(compared) = compared.next().await {
+            let (target, mut live, merged) = compared?;
             if let Some(live) = &live {
                 visited.add(live);
             }
             if target.resource.namespaced {
                 visited.add_namespace(&target.namespace);
             }
-            let mut merged = Some(self.merged(session, &target, live.as_ref()).await?);
+            let mut merged = Some(merged);
             self.hide(&mut live, &mut merged);
             let name = file_name(&target.resource, &target.namespace, &target.name);
             write(&live_directory.path().join(&name), live.as_ref())?;
             write(&merged_directory.path().join(&name), merged.as_ref())?;
         }
+        drop(compared);
         let selector = self.selector.as_deref();
         for (resource, object) in visited.stale(session, &types, selector).await? {
             let metadata = &object["metadata"];
@@ -117,6 +120,18 @@ impl Diff {
             write(&live_directory.path().join(&name), live.as_ref())?;
         }
         compare(live_directory.path(), merged_directory.path())
+    }
+
+    /// The object of a manifest as it is, and as an apply would make it.
+    async fn compare(
+        &self,
+        session: &Session,
+        manifest: manifest::Manifest,
+    ) -> Result<(Target, Option<Value>, Value)> {
+        let target = target_of(session, manifest).await?;
+        let live = session.api.find(&target.path()).await?;
+        let merged = self.merged(session, &target, live.as_ref()).await?;
+        Ok((target, live, merged))
     }
 
     /// The object after an apply.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::{
     api::{PatchType, Query, with_query},
     args::{DryRun, DryRunMode, Selection},
-    error,
+    error::{self, Plain, ServerError},
     json::{list, str_of},
     output::PrintFlags,
     resources::{self, Target},
@@ -51,7 +51,7 @@ pub(crate) struct Drain {
     #[arg(long, default_value_t = -1, value_name = "SECONDS")]
     grace_period: i64,
     /// How long to wait before giving up; 0 never gives up
-    #[arg(long, default_value = "0s")]
+    #[arg(long, default_value = "0s", value_name = "DURATION")]
     timeout: String,
     /// Label selector to filter pods on the node
     #[arg(long, value_name = "QUERY")]
@@ -146,6 +146,11 @@ enum Verdict {
 impl Drain {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let dry_run = self.nodes.dry_run.mode()?;
+        if let Some(selector) = &self.pod_selector
+            && crate::json::selector(selector).is_err()
+        {
+            bail!("--pod-selector=<pod_selector> must be a valid label selector");
+        }
         let targets = self.nodes.targets(session, "drain").await?;
         for target in &targets {
             cordon(session, target, true, dry_run).await?;
@@ -168,7 +173,10 @@ impl Drain {
                     target.name
                 );
                 eprintln!("There are pending nodes to be drained:\n {}", target.name);
-                return Err(error);
+                return Err(match error.is::<ServerError>() {
+                    true => error,
+                    false => Plain(format!("{error:#}")).into(),
+                });
             }
             println!("{} drained{}", target.display(), dry_run.suffix());
         }
@@ -187,7 +195,7 @@ impl Drain {
             .list(
                 &with_query("/api/v1/pods", &query),
                 "application/json",
-                usize::try_from(self.chunk_size).unwrap_or(0),
+                self.chunk_size,
             )
             .await?;
         let (mut evicted, mut warnings, mut refused) = (Vec::new(), Vec::new(), Vec::new());

@@ -63,6 +63,7 @@ struct Outcome {
 
 impl Edit {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
+        Editor::new(&self.print, self.windows_line_endings)?;
         let report = Report::new(&self.print, DryRunMode::None)?;
         let originals = self.originals(session).await?;
         let before = match originals.as_slice() {

@@ -87,6 +87,14 @@ impl EditFields {
         let (changes, words) = self.split(field)?;
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
+        if self.all && self.selection.selector.is_some() {
+            bail!("cannot set --all and --selector at the same time");
+        }
+        if self.local && self.selection.files.is_empty() {
+            bail!(
+                "can only use local files by -f pod.yaml or --filename=pod.json when --local=true is set"
+            );
+        }
         if self.local {
             for manifest in manifest::read(&self.selection.files).await? {
                 let after = merge::apply(
@@ -133,7 +141,7 @@ impl EditFields {
             .iter()
             .filter(|(key, value)| value.is_null() && current[key.as_str()].is_null())
         {
-            if field == Field::Labels && !report.prints_objects() {
+            if field == Field::Labels && !report.prints_objects() && !dry_run.is_client() {
                 println!("label {key:?} not found.");
             }
         }
@@ -179,6 +187,9 @@ impl EditFields {
                 && known.is_null() != value.is_null()
             {
                 return Err(field.contradiction(key));
+            }
+            if field == Field::Labels && word.matches('=').count() > 1 {
+                bail!("invalid label spec: {word}");
             }
             if field == Field::Labels
                 && let Some(text) = value.as_str()

@@ -37,7 +37,7 @@ pub(crate) struct Events {
     no_headers: bool,
     /// Return large lists in chunks
     #[arg(long, default_value_t = 500)]
-    chunk_size: usize,
+    chunk_size: i64,
     #[command(flatten)]
     print: PrintFlags,
 }

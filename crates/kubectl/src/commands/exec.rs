@@ -40,8 +40,20 @@ pub(super) struct StreamFlags {
     #[arg(short, long)]
     pub quiet: bool,
     /// How long to wait until at least one pod is running
-    #[arg(long, default_value = "1m0s")]
+    #[arg(long, default_value = "1m0s", value_name = "DURATION")]
     pub pod_running_timeout: String,
+}
+
+impl StreamFlags {
+    pub(super) fn check(&self, command: &str) -> Result<()> {
+        match crate::duration::parse(&self.pod_running_timeout) {
+            Ok(timeout) if !timeout.is_zero() => Ok(()),
+            _ => {
+                let message = "--pod-running-timeout must be higher than zero";
+                Err(crate::error::usage(command, message))
+            }
+        }
+    }
 }
 
 impl Exec {
@@ -67,6 +79,7 @@ impl Exec {
                 "exec [POD] [COMMAND] is not supported anymore. Use exec [POD] -- [COMMAND] instead\nSee 'kubectl exec -h' for help and examples"
             ),
         };
+        self.flags.check("exec")?;
         if self.command.is_empty() {
             bail!("you must specify at least one command for the container");
         }

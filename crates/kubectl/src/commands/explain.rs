@@ -113,7 +113,8 @@ impl Explain {
 
 /// `.spec.replicas` as its parts.
 fn fields(path: &str) -> Vec<String> {
-    path.split('.').skip(1).map(ToOwned::to_owned).collect()
+    let parts = path.split('.').skip(1).filter(|part| !part.is_empty());
+    parts.map(ToOwned::to_owned).collect()
 }
 
 /// The first resource of this name whose group stands in the word (`deployments.apps.spec`), or else

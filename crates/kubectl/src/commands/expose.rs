@@ -1,6 +1,6 @@
 //! `kubectl expose`: creates a service for an existing object.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -225,7 +225,8 @@ impl Expose {
 /// The object with the user's JSON or YAML merged in.
 pub(super) fn overridden(object: &Value, overrides: &str, kind: &str) -> Result<Value> {
     use crate::api::PatchType;
-    let patch: Value = serde_saphyr::from_str(overrides).context("invalid overrides")?;
+    let patch = serde_saphyr::from_str::<Value>(overrides);
+    let patch = patch.map_err(|_| anyhow::anyhow!("Invalid JSON Patch"))?;
     if kind != "json" && !patch.is_object() {
         bail!("Invalid JSON Patch");
     }

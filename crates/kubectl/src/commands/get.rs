@@ -11,7 +11,6 @@ use crate::{
     discovery::Resource,
     error,
     json::{list, str_of},
-    manifest,
     output::{
         Format, PrintFlags, Printer, sort,
         table::{Table, View},
@@ -62,7 +61,7 @@ pub(crate) struct Get {
     server_print: bool,
     /// Return large lists in chunks; 0 requests everything at once
     #[arg(long, default_value_t = 500, value_name = "COUNT")]
-    chunk_size: usize,
+    chunk_size: i64,
     /// The subresource to read, such as status or scale
     #[arg(long, value_name = "NAME")]
     subresource: Option<String>,
@@ -113,9 +112,7 @@ impl Get {
         if self.print.output.is_some() {
             bail!("--raw and --output are mutually exclusive");
         }
-        if !path.starts_with('/') {
-            bail!("--raw must be a valid URL path: parse {path:?}: invalid URI for request");
-        }
+        super::raw::check_path(path)?;
         let mut chunks = Box::pin(session.api.stream(path, "*/*").await?);
         while let Some(chunk) = chunks.next().await {
             std::io::stdout().write_all(&chunk?)?;
@@ -127,10 +124,7 @@ impl Get {
     fn check(&self) -> Result<()> {
         let is_watching = self.watch || self.watch_only;
         if self.output_watch_events && !is_watching {
-            return Err(error::usage(
-                "get",
-                "--output-watch-events option can only be used with --watch or --watch-only",
-            ));
+            bail!("--output-watch-events option can only be used with --watch or --watch-only");
         }
         if self.show_labels
             && self
@@ -158,8 +152,8 @@ impl Get {
 
     async fn asks(&self, session: &Session) -> Result<Vec<ResourceQuery>> {
         if !self.selection.files.is_empty() {
-            let manifests = manifest::read(&self.selection.files).await?;
-            let targets = resources::from_manifests(session, manifests).await?;
+            let targets =
+                resources::targets(session, &self.selection, &self.resources, false).await?;
             let ask = |target: resources::Target| {
                 self.object(target.resource, &target.namespace, &target.name)
             };

@@ -1,5 +1,7 @@
 //! `kubectl kuberc view|set`
 
+use std::{io::Write, path::Path};
+
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -61,11 +63,15 @@ pub(crate) struct Set {
 
 impl Kuberc {
     pub(crate) fn run(self, global: &Global) -> Result<()> {
-        let (path, _) = kuberc::path(global.kuberc.as_deref()).context("KUBERC is disabled")?;
+        let (path, is_named) = kuberc::path(global.kuberc.as_deref())
+            .context("KUBERC is disabled via KUBERC=off environment variable")?;
         match self {
             Self::View(view) => {
+                if !path.exists() && is_named {
+                    bail!("kuberc file not found at {}", path.display());
+                }
                 if !path.exists() {
-                    bail!("no kuberc file at {}", path.display());
+                    return offer(&path);
                 }
                 let preferences = kuberc::read(&path, true)?;
                 match view.print.printer()? {
@@ -79,15 +85,41 @@ impl Kuberc {
             Self::Set(set) => {
                 let mut preferences = kuberc::read(&path, false)?;
                 set.change(&mut preferences)?;
-                if let Some(directory) = path.parent() {
-                    std::fs::create_dir_all(directory)?;
-                }
-                std::fs::write(&path, yaml::to_string(&preferences))?;
-                println!("Updated {}", path.display());
-                Ok(())
+                save(&path, &preferences)
             }
         }
     }
+}
+
+fn save(path: &Path, preferences: &Value) -> Result<()> {
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory)?;
+    }
+    std::fs::write(path, yaml::to_string(preferences))?;
+    println!("Updated {}", path.display());
+    Ok(())
+}
+
+/// Asks whether to write a file with the options that upstream recommends.
+fn offer(path: &Path) -> Result<()> {
+    println!("kuberc file not found at {}", path.display());
+    print!("Would you like to generate a default kuberc file with recommended options? (y/N): ");
+    std::io::stdout().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    match answer.trim().eq_ignore_ascii_case("y") {
+        true => save(path, &recommended()),
+        false => Ok(()),
+    }
+}
+
+fn recommended() -> Value {
+    let always = |command: &str, flag: &str| json!({"command": command, "options": [{"name": flag, "default": "true"}]});
+    json!({
+        "apiVersion": "kubectl.config.k8s.io/v1beta1",
+        "kind": "Preference",
+        "defaults": [always("apply", "server-side"), always("delete", "interactive")],
+    })
 }
 
 impl Set {

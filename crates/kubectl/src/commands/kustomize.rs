@@ -28,8 +28,8 @@ pub(crate) struct Kustomize {
     #[command(flatten)]
     programs: Programs,
     /// The order of the output: legacy, or none for the order of the files
-    #[arg(long, default_value = "legacy", hide = true)]
-    reorder: String,
+    #[arg(long, hide = true)]
+    reorder: Option<String>,
     /// Label every object with app.kubernetes.io/managed-by
     #[arg(long, hide = true)]
     enable_managedby_label: bool,
@@ -76,6 +76,11 @@ struct Programs {
 
 impl Kustomize {
     pub(crate) fn run(self) -> Result<()> {
+        if self.reorder.is_some() {
+            eprintln!(
+                "Flag --reorder has been deprecated, use the new 'sortOptions' field in kustomization.yaml instead."
+            );
+        }
         let directory = match self.directories.as_slice() {
             [] => PathBuf::from("."),
             [one] => one.clone(),
@@ -90,12 +95,12 @@ impl Kustomize {
                     self.load_restrictor
                 ),
             },
-            keeps_order: match self.reorder.as_str() {
+            keeps_order: match self.reorder.as_deref().unwrap_or("legacy") {
                 "legacy" => false,
                 "none" => true,
                 _ => bail!(
                     "illegal flag value --reorder {}; legal values: [legacy none]",
-                    self.reorder
+                    self.reorder.as_deref().unwrap_or_default()
                 ),
             },
             adds_managed_by: self.enable_managedby_label,

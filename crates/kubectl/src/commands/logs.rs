@@ -13,7 +13,7 @@ use crate::{
     error,
     json::{str_of, text},
     session::Session,
-    streams::{container_names, container_of, pod_of, pods_of, pods_with},
+    streams::{self, container_names, container_of, pod_of, pods_of, pods_with},
 };
 
 /// Flags of `logs`.
@@ -54,7 +54,7 @@ pub(crate) struct Logs {
     #[arg(long, default_value_t = -1, value_name = "COUNT")]
     tail: i64,
     /// Only return logs newer than a relative duration like 5s, 2m, or 3h
-    #[arg(long)]
+    #[arg(long, value_name = "DURATION")]
     since: Option<String>,
     /// Only return logs after a specific date (RFC3339)
     #[arg(long)]
@@ -72,7 +72,7 @@ pub(crate) struct Logs {
     #[arg(long)]
     insecure_skip_tls_verify_backend: bool,
     /// How long to wait until at least one pod is running
-    #[arg(long, default_value = "20s")]
+    #[arg(long, default_value = "20s", value_name = "DURATION")]
     pod_running_timeout: String,
 }
 
@@ -172,7 +172,13 @@ impl Logs {
         let word = self.resource.as_deref().unwrap_or_default();
         if !word.contains('/') {
             let found = pod_of(session, word, &self.pod_running_timeout).await;
-            return Ok(vec![found.map_err(|error| located(error, session))?]);
+            return match found {
+                Ok(pod) => Ok(vec![pod]),
+                Err(error) => {
+                    let error = streams::or_missing_namespace(session, error).await;
+                    Err(located(error, session))
+                }
+            };
         }
         let pods = pods_of(session, word, "get the logs from");
         let pods = pods.await.map_err(|error| located(error, session))?;

@@ -35,6 +35,7 @@ mod patch;
 pub(crate) mod plugin;
 mod port_forward;
 mod proxy;
+mod raw;
 mod replace;
 mod report;
 mod rollout;
@@ -263,6 +264,8 @@ impl Command {
 /// Runs the command; `path` is its name.
 pub(crate) async fn run(cli: Cli, path: &str) -> Result<()> {
     let Cli { global, command } = cli;
+    let global = global.without_empty_values();
+    global.check_profile()?;
     // Commands that need no cluster must work without one.
     let command = match command {
         Command::Config(command) => return command.run(&global),

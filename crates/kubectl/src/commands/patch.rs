@@ -61,7 +61,19 @@ impl Patch {
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
         if self.local {
+            if !self.resources.is_empty() {
+                bail!("cannot specify --local and server resources");
+            }
             for manifest in manifest::read(&self.files).await? {
+                if matches!(kind, PatchType::Strategic)
+                    && merge::schema_of(&manifest.object).is_none()
+                {
+                    bail!(
+                        "strategic merge patch is not supported for {}, Kind={} locally, try --type merge",
+                        crate::json::str_of(&manifest.object["apiVersion"]),
+                        crate::json::str_of(&manifest.object["kind"])
+                    );
+                }
                 let patched = merge::apply(&manifest.object, kind, &patch)?;
                 report.print(&patched, deed(&manifest.object, &patched))?;
             }

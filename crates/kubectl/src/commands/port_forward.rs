@@ -35,7 +35,7 @@ pub(crate) struct PortForward {
     #[arg(long, value_delimiter = ',', default_value = "localhost")]
     address: Vec<String>,
     /// How long to wait until at least one pod is running
-    #[arg(long, default_value = "1m0s")]
+    #[arg(long, default_value = "1m0s", value_name = "DURATION")]
     pod_running_timeout: String,
 }
 
@@ -102,7 +102,14 @@ impl PortForward {
     fn pairs(&self, pod: &Value, service: Option<&Value>) -> Result<Vec<(u16, u16)>> {
         let mut pairs = Vec::new();
         for text in &self.ports {
-            let (local, remote) = text.split_once(':').unwrap_or((text, text));
+            // More than one colon is a named port that does not exist.
+            let (local, remote) = match text.matches(':').count() {
+                0 | 1 => text.split_once(':').unwrap_or((text, text)),
+                _ => {
+                    let first = text.split(':').next().unwrap_or_default();
+                    (first, first)
+                }
+            };
             let number = match service {
                 Some(service) => service_port(service, pod, remote)?,
                 None => pod_port(pod, remote)?,

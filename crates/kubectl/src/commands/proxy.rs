@@ -14,14 +14,14 @@ use tokio::io::copy_bidirectional;
 
 use crate::session::Session;
 
-const DEFAULT_PORT: u16 = 8001;
+const DEFAULT_PORT: i64 = 8001;
 
 /// Flags of `proxy`.
 #[derive(Debug, Args)]
 pub(crate) struct Proxy {
     /// The port on which to run the proxy; 0 picks a random port
     #[arg(short, long, default_value_t = DEFAULT_PORT)]
-    port: u16,
+    port: i64,
     /// The IP address on which to serve
     #[arg(long, default_value = "127.0.0.1")]
     address: String,
@@ -112,8 +112,6 @@ impl Proxy {
             bail!("cannot set --unix-socket and --port at the same time");
         }
         let slashed = |text: &str| format!("/{}/", text.trim_matches('/')).replace("//", "/");
-        // Connections to the server always send keepalives.
-        crate::duration::parse(&self.keepalive)?;
         let mut connection = session.connection.clone();
         if !self.append_server_path {
             let path = connection.remove_path();
@@ -152,6 +150,9 @@ impl Proxy {
                 let (stream, _) = listener.accept().await?;
                 tokio::spawn(serve(TokioIo::new(stream), server.clone()));
             }
+        }
+        if u16::try_from(self.port).is_err() {
+            bail!("listen tcp: address {}: invalid port", self.port);
         }
         let address: SocketAddr = match self.address.contains(':') {
             true => format!("[{}]:{}", self.address.trim_matches(['[', ']']), self.port),

@@ -1,7 +1,5 @@
 //! `kubectl replace`
 
-use std::io::{Read, Write};
-
 use anyhow::{Result, bail};
 use clap::Args;
 use http::Method;
@@ -54,10 +52,13 @@ impl Replace {
             bail!("must specify one of -f and -k");
         }
         if let Some(path) = &self.raw {
-            return self.put_raw(session, path).await;
+            return super::raw::send(session, Method::PUT, path, &self.files, &self.print).await;
         }
         self.how.check_replacing()?;
         let dry_run = self.dry_run.mode()?;
+        if self.how.force && dry_run != DryRunMode::None {
+            bail!("--dry-run can not be used when --force is set");
+        }
         let report = Report::new(&self.print, dry_run)?;
         let targets = from_manifests(session, manifest::read(&self.files).await?).await?;
         if self.how.force {
@@ -111,8 +112,15 @@ impl Replace {
         let path = format!("{}{subresource}", target.path());
         if object["metadata"]["resourceVersion"].is_null() {
             // Kinds that require a resourceVersion get the current one.
-            let live = session.api.get(&target.path()).await?;
-            object["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"].clone();
+            // The server answers about an object that does not exist.
+            match session.api.get(&target.path()).await {
+                Ok(live) => {
+                    let version = live["metadata"]["resourceVersion"].clone();
+                    object["metadata"]["resourceVersion"] = version;
+                }
+                Err(error) if error::is_not_found(&error) => {}
+                Err(error) => return Err(error),
+            }
         }
         let replaced = session
             .api
@@ -156,20 +164,6 @@ impl Replace {
                 .await?;
             report.print(&created, "replaced")?;
         }
-        Ok(())
-    }
-
-    async fn put_raw(&self, session: &Session, path: &str) -> Result<()> {
-        let [file] = self.files.filename.as_slice() else {
-            bail!("--raw can only use a single local file or stdin");
-        };
-        let mut body = Vec::new();
-        match file.as_str() {
-            "-" => std::io::stdin().read_to_end(&mut body).map(drop)?,
-            file => body = std::fs::read(file)?,
-        }
-        let answer = session.api.raw(Method::PUT, path, body).await?;
-        std::io::stdout().write_all(&answer)?;
         Ok(())
     }
 }

@@ -86,7 +86,7 @@ pub(crate) struct Run {
     #[arg(short, long)]
     quiet: bool,
     /// How long to wait until the pod is running
-    #[arg(long, default_value = "1m0s")]
+    #[arg(long, default_value = "1m0s", value_name = "DURATION")]
     pod_running_timeout: String,
     /// A JSON object that changes the generated one
     #[arg(long, value_name = "JSON")]

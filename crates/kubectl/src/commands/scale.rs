@@ -36,7 +36,7 @@ pub(crate) struct Scale {
     #[arg(long, value_name = "VERSION")]
     resource_version: Option<String>,
     /// How long to wait for the replicas; 0 does not wait
-    #[arg(long, default_value = "0s")]
+    #[arg(long, default_value = "0s", value_name = "DURATION")]
     timeout: String,
     #[command(flatten)]
     print: PrintFlags,

@@ -59,9 +59,12 @@ impl Taint {
         let is_removed =
             |taint: &&Value| removed.iter().any(|(key, _)| taint["key"] == key.as_str());
         if let Some(both) = added.iter().find(is_removed) {
+            let key = str_of(&both["key"]);
+            let effect = removed.iter().find(|(removed, _)| removed == key);
+            let effect = effect.and_then(|(_, effect)| effect.as_deref());
             bail!(
-                "can not both modify and remove the following taint(s) in the same command: {}=",
-                str_of(&both["key"])
+                "can not both modify and remove the following taint(s) in the same command: {key}={}",
+                effect.unwrap_or_default()
             );
         }
         if added.is_empty() && removed.is_empty() {
@@ -126,6 +129,10 @@ fn parse(words: &[String]) -> Result<(Vec<Value>, Vec<Removal>)> {
             let key = key.split('=').next().unwrap_or(key);
             removed.push((key.to_owned(), effect));
             continue;
+        }
+        if word.matches(':').count() > 1 || word.matches('=').count() > 1 {
+            let message = format!("invalid taint spec: {word}");
+            return Err(error::usage("taint", message));
         }
         let (pair, effect) = match word.rsplit_once(':') {
             Some((pair, effect)) => (pair, Some(effect)),

@@ -99,6 +99,20 @@ impl Top {
     }
 }
 
+/// Selectors are parsed before the first request.
+fn check_selectors(labels: Option<&str>, fields: Option<&str>) -> Result<()> {
+    if let Some(labels) = labels {
+        crate::json::selector(labels)?;
+    }
+    for term in fields.iter().flat_map(|fields| fields.split(',')) {
+        if !term.is_empty() && !term.contains('=') {
+            let fields = fields.unwrap_or_default();
+            bail!("invalid selector: '{fields}'; can't understand '{term}'");
+        }
+    }
+    Ok(())
+}
+
 /// CPU in millicores and memory in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Usage {
@@ -215,6 +229,7 @@ impl Node {
         if self.name.is_some() && self.selector.is_some() {
             bail!("only one of NAME or --selector can be provided");
         }
+        check_selectors(self.selector.as_deref(), None)?;
         let query: Query = self
             .selector
             .iter()
@@ -314,6 +329,7 @@ impl Pod {
         if self.name.is_some() && (self.selector.is_some() || self.field_selector.is_some()) {
             bail!("only one of NAME or selector can be provided");
         }
+        check_selectors(self.selector.as_deref(), self.field_selector.as_deref())?;
         let mut query: Query = self
             .selector
             .iter()

@@ -45,7 +45,7 @@ pub(crate) struct Wait {
     #[arg(long = "for", value_name = "CONDITION")]
     conditions: Vec<String>,
     /// How long to wait before giving up; 0 checks once, negative is a week
-    #[arg(long, default_value = "30s")]
+    #[arg(long, default_value = "30s", value_name = "DURATION")]
     timeout: String,
     #[command(flatten)]
     print: PrintFlags,
@@ -75,6 +75,18 @@ impl Condition {
             "delete" => Ok(Self::Delete),
             "create" => Ok(Self::Create),
             _ => bail!("unrecognized condition: {text:?}"),
+        }
+    }
+
+    /// The error of a path that leads to an object or a list although a value is given.
+    fn check(&self, object: &Value) -> Result<()> {
+        let Self::Path(path, Some(_)) = self else {
+            return Ok(());
+        };
+        let is_nested = |value: &Value| value.is_object() || value.is_array();
+        match path.values(object).iter().any(is_nested) {
+            true => bail!("jsonpath leads to a nested object or list which is not supported"),
+            false => Ok(()),
         }
     }
 
@@ -202,6 +214,7 @@ impl Wait {
             selector: self.selector.clone(),
             field_selector: self.field_selector.clone(),
             all_namespaces: self.all_namespaces,
+            chunk_size: None,
         };
         if self.local && !self.resources.is_empty() {
             bail!(resources::LOCAL_TYPES);
@@ -225,19 +238,42 @@ impl Wait {
         for_create: bool,
     ) -> Result<Value> {
         let mut last = target.live.clone();
+        if let (Some(live), Condition::Create) = (&last, condition) {
+            return Ok(live.clone());
+        }
+        // `--timeout=0`
+        let is_only_check = crate::duration::parse(&self.timeout).is_ok_and(|t| t.is_zero());
+        let mut failure = Ok(());
         let found = async {
             until(session, target, |object| {
                 if let Some(object) = object {
                     last = Some(object.clone());
+                    failure = condition.check(object);
+                    if failure.is_err() {
+                        return true;
+                    }
                 }
                 // An object that does not exist will not get a condition.
                 let is_hopeless =
                     object.is_none() && !for_create && !matches!(condition, Condition::Delete);
-                condition.holds(object) || is_hopeless
+                condition.holds(object) || is_hopeless || is_only_check
             })
             .await
         };
+        if is_only_check {
+            found.await?;
+            failure?;
+            return match (last, condition) {
+                (None, Condition::Delete) => Ok(Value::Null),
+                (Some(object), condition) if condition.holds(Some(&object)) => Ok(object),
+                (None, Condition::Status(..) | Condition::Path(..)) => {
+                    session.api.get(&target.path()).await
+                }
+                _ => bail!("condition not met for {}", display(target)),
+            };
+        }
         let outcome = tokio::time::timeout_at(deadline, found).await;
+        failure?;
         outcome.map_err(|_| match (&last, condition) {
             (None, Condition::Create) => anyhow::anyhow!("timed out waiting for the condition"),
             _ => anyhow::anyhow!("timed out waiting for the condition on {}", display(target)),

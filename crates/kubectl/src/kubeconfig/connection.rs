@@ -87,6 +87,7 @@ impl Connection {
             let named = || str_of(&context[field]).to_owned();
             flag.clone().unwrap_or_else(named)
         };
+        Self::check_credential_flags(global, &name_of(&global.user, "user"))?;
         connection.set_certificates(user, global);
         Resolved {
             user_name: &name_of(&global.user, "user"),
@@ -175,6 +176,16 @@ impl Connection {
             bail!("specifying a root certificates file with the insecure flag is not allowed");
         }
         self.proxy = text("proxy-url").or_else(|| environment_proxy(&self.server));
+        Ok(())
+    }
+
+    /// One way to authenticate at most; certificates are sent beside it.
+    fn check_credential_flags(global: &Global, name: &str) -> Result<()> {
+        if global.token.is_some() && global.username.is_some() {
+            bail!(
+                "more than one authentication method found for {name}; found [token basicAuth], only one is allowed"
+            );
+        }
         Ok(())
     }
 
@@ -276,6 +287,10 @@ impl Connection {
     /// A client; `upgrades`: over HTTP/1.1, whose connections can be upgraded.
     pub(crate) fn client(&self, upgrades: bool) -> Result<Client> {
         let files = Kubeconfig::default();
+        let authority = files.authority(&self.cluster)?;
+        if authority.is_some_and(|pem| !pem.windows(10).any(|part| part == b"-----BEGIN")) {
+            bail!("unable to load root certificates: unable to parse bytes as PEM block");
+        }
         let mut tls = files.tls(&self.cluster, &self.user)?;
         if upgrades {
             tls.alpn_protocols = vec![b"http/1.1".to_vec()];

@@ -61,7 +61,12 @@ pub(super) struct View {
 
 impl View {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
-        let selection = (&self.selection).into();
+        let selection: crate::args::Selection = (&self.selection).into();
+        if let Some(selector) = selection.selector.as_ref().filter(|_| self.all) {
+            bail!(
+                "found non-empty label selector {selector:?} with previously set 'all' parameter. "
+            );
+        }
         for target in resources::targets(session, &selection, &self.resources, self.all).await? {
             let applied = last_applied(&target.get(session).await?);
             if applied.is_null() {

@@ -111,6 +111,9 @@ impl Apply {
             let selector = json::selector(selector)?;
             manifests.retain(|manifest| json::selects(&selector, &manifest.object));
         }
+        if manifests.is_empty() {
+            bail!("no objects passed to apply");
+        }
         let report = Report::new(&self.print, self.dry_run.mode()?)?;
         let (mut applied, mut errors, mut targets) = (Vec::new(), Vec::new(), Vec::new());
         // The definition of an unknown kind may be among the other objects.
@@ -190,7 +193,11 @@ impl Apply {
         }
         if self.prune {
             self.check_prune()?;
+            if !self.prune_allowlist.is_empty() {
+                prune::types(session, &self.prune_allowlist).await?;
+            }
         }
+        self.how.propagation_policy()?;
         if !self.subresource.is_empty() && !self.server_side {
             bail!("--subresource can only be specified for --server-side");
         }

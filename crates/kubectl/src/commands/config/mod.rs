@@ -149,7 +149,7 @@ impl Config {
 fn merged(global: &Global) -> Result<Value> {
     let places = KubeconfigFiles::new(global);
     let exists = places.files.iter().any(|path| path.exists());
-    match exists || places.is_explicit {
+    match exists {
         true => kubeconfig::load(global),
         false => Ok(json!({})),
     }
@@ -557,6 +557,9 @@ impl SetCluster {
         if global.insecure_skip_tls_verify && global.certificate_authority.is_some() {
             bail!("you cannot specify a certificate authority and insecure mode at the same time");
         }
+        if self.embed_certs && global.certificate_authority.is_none() {
+            bail!("you must specify a --certificate-authority to embed");
+        }
         change_entry(global, "clusters", &self.name, |cluster| {
             if let Some(server) = &global.server {
                 cluster.insert("server".into(), json!(server));
@@ -624,6 +627,9 @@ impl SetCredentials {
                 "you cannot specify more than one authentication method at the same time: --token, --username/--password"
             );
         }
+        if self.embed_certs && global.client_certificate.is_none() && global.client_key.is_none() {
+            bail!("you must specify a --client-certificate or --client-key to embed");
+        }
         change_entry(global, "users", &self.name, |user| {
             if let Some(path) = &global.client_certificate {
                 put_file(user, "client-certificate", path, self.embed_certs)?;
@@ -669,6 +675,9 @@ impl SetCredentials {
             exec["apiVersion"] = json!(version);
         }
         if let Some(mode) = &self.exec_interactive_mode {
+            if !["IfAvailable", "Never", "Always"].contains(&mode.as_str()) {
+                bail!("invalid interactive mode type, can be only IfAvailable, Never, Always");
+            }
             exec["interactiveMode"] = json!(mode);
         }
         if let Some(provide) = self.exec_provide_cluster_info {

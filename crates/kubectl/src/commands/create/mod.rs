@@ -135,7 +135,14 @@ impl Generated {
 impl Create {
     pub(crate) async fn run(mut self, session: &Session) -> Result<()> {
         if let Some(path) = &self.raw {
-            return self.post_raw(session, path).await;
+            if self.edit {
+                bail!("--raw and --edit are mutually exclusive");
+            }
+            if self.selector.is_some() {
+                bail!("--raw and --selector (-l) are mutually exclusive");
+            }
+            let print = &self.common.print;
+            return super::raw::send(session, Method::POST, path, &self.files, print).await;
         }
         match self.generator.take() {
             Some(Generator::Token(token)) => token.run(session).await,
@@ -145,21 +152,6 @@ impl Create {
             }
             None => self.create_files(session).await,
         }
-    }
-
-    async fn post_raw(&self, session: &Session, path: &str) -> Result<()> {
-        use std::io::{Read, Write};
-        let [file] = self.files.filename.as_slice() else {
-            bail!("--raw can only use a single local file or stdin");
-        };
-        let mut body = Vec::new();
-        match file.as_str() {
-            "-" => std::io::stdin().read_to_end(&mut body).map(drop)?,
-            file => body = std::fs::read(file)?,
-        }
-        let answer = session.api.raw(Method::POST, path, body).await?;
-        std::io::stdout().write_all(&answer)?;
-        Ok(())
     }
 
     async fn create_files(&self, session: &Session) -> Result<()> {

@@ -17,7 +17,7 @@ pub(super) struct Token {
     #[arg(long)]
     audience: Vec<String>,
     /// Requested lifetime of the issued token
-    #[arg(long, default_value = "0s")]
+    #[arg(long, default_value = "0s", value_name = "DURATION")]
     duration: String,
     /// Kind of an object to bind the token to: Node, Pod or Secret
     #[arg(long, value_name = "KIND")]

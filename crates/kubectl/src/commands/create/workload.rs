@@ -108,7 +108,10 @@ impl Job {
     }
 
     async fn of_cron_job(&self, session: &Session, from: &str) -> Result<Value> {
-        let (kind, name) = from.split_once('/').unwrap_or(("cronjob", from));
+        let Some((kind, name)) = from.split_once('/') else {
+            session.discovery.resolve(from).await?;
+            bail!("resource(s) were provided, but no name was specified");
+        };
         let resource = session.discovery.resolve(kind).await?;
         if resource.kind != "CronJob" {
             bail!(

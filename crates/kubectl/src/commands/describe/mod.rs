@@ -45,8 +45,6 @@ pub(crate) struct Describe {
     #[arg(short = 'A', long)]
     all_namespaces: bool,
     /// Fetch large lists in chunks of this many objects; 0 fetches all at once
-    // Lists are always fetched in chunks.
-    #[allow(dead_code)]
     #[arg(long, default_value_t = 500, value_name = "COUNT")]
     chunk_size: i64,
     /// Display events related to the described object; by default for a single object only
@@ -100,6 +98,7 @@ impl Describe {
     fn selection(&self) -> Selection {
         Selection {
             all_namespaces: self.all_namespaces,
+            chunk_size: Some(self.chunk_size),
             ..Selection::from(&self.given)
         }
     }

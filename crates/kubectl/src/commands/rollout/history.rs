@@ -146,6 +146,9 @@ impl History {
                         shown
                     }
                 };
+                if self.revision > 0 && !revisions.iter().any(|one| wanted(&one)) {
+                    bail!("unable to find the specified revision");
+                }
                 revisions
                     .iter()
                     .filter(wanted)
@@ -215,7 +218,14 @@ impl Undo {
                 let kind = target.resource.kind.to_lowercase();
                 bail!("no rollout history found for {kind} {:?}", target.name);
             }
-            let found = self.pick(&known)?;
+            let found = self.pick(&known);
+            // Deployments name themselves.
+            let found = match target.resource.kind == "Deployment" && self.to_revision == 0 {
+                true => found.map_err(|_| {
+                    anyhow::anyhow!("no rollout history found for deployment {:?}", target.name)
+                })?,
+                false => found?,
+            };
             if dry_run == DryRunMode::Client {
                 println!(
                     "{} {}{}",
@@ -253,7 +263,6 @@ impl Undo {
                 .checked_sub(2)
                 .and_then(|at| known.get(at))
                 .context("no last revision to roll back to"),
-            wanted if wanted < 0 => bail!("revision must be a positive integer: {wanted}"),
             wanted => known
                 .iter()
                 .find(|revision| revision.number == wanted)

@@ -72,7 +72,8 @@ impl RolloutTargets {
         }
         let selection = (&self.selection).into();
         let targets = resources::targets(session, &selection, &self.resources, all).await?;
-        if targets.is_empty() {
+        // `history` shows what there is, also if it is nothing.
+        if targets.is_empty() && !all {
             eprintln!("No resources found in {} namespace.", session.namespace);
         }
         Ok(targets)

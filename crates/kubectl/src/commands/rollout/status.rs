@@ -22,7 +22,7 @@ pub(crate) struct Status {
     #[arg(short, long, default_value_t = true, action = clap::ArgAction::Set)]
     watch: bool,
     /// How long to wait before ending watch; 0 never ends it
-    #[arg(long, default_value = "0s")]
+    #[arg(long, default_value = "0s", value_name = "DURATION")]
     timeout: String,
     /// Stop when the resource gets another revision than this; 0 is any
     #[arg(long, default_value_t = 0)]

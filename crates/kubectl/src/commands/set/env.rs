@@ -88,6 +88,7 @@ impl Env {
                 .await;
         }
         let change = |object: &mut Value| {
+            let before = object.clone();
             let found = each_container(
                 object,
                 &self.containers,
@@ -101,7 +102,7 @@ impl Env {
             if found == 0 {
                 self.warn_of_no_containers(object);
             }
-            Ok(found > 0)
+            Ok(found > 0 && *object != before)
         };
         let failure = "failed to patch env update to pod template:";
         self.common

@@ -114,6 +114,9 @@ impl Common {
                 .map(|manifest| (None, manifest.object))
                 .collect());
         }
+        if self.all && selection.selector.is_some() {
+            bail!("cannot set --all and --selector at the same time");
+        }
         let mut objects = Vec::new();
         for target in targets::targets(session, selection, words, self.all).await? {
             let object = match target.manifest.is_some() {

@@ -37,8 +37,10 @@ impl Selector {
             bail!("match expression [{{{selector} Exists []}}] not supported on this object");
         }
         let parsed = super::super::create::pairs(selector)?;
+        let is_sent = !self.common.dry_run.mode()?.is_client() && !self.common.local;
         let change = |object: &mut Value| {
             if let Some(version) = &self.resource_version
+                && is_sent
                 && object["metadata"]["resourceVersion"] != version.as_str()
             {
                 bail!("the object has another resource version than {version}");

@@ -31,9 +31,6 @@ impl ServiceAccount {
         let change = |object: &mut Value| {
             let spec = pod_spec(object)?;
             spec["serviceAccountName"] = json!(account);
-            if spec.get("serviceAccount").is_some() {
-                spec["serviceAccount"] = json!(account);
-            }
             Ok(true)
         };
         self.common
