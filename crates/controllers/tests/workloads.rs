@@ -381,6 +381,38 @@ async fn a_revision_holds_the_patch_that_clients_compute_and_the_cause_of_the_ch
     let annotations = &revision["metadata"]["annotations"];
     assert_eq!(annotations["kubernetes.io/change-cause"], "first");
     assert_eq!(revision["metadata"]["labels"]["app"], "agent");
+
+    let set = json!({
+        "metadata": {"name": "db", "annotations": {"kubernetes.io/change-cause": "second"}},
+        "spec": {
+            "serviceName": "db", "replicas": 0,
+            "selector": {"matchLabels": {"app": "db"}},
+            "template": {
+                "metadata": {"labels": {"app": "db"}},
+                "spec": {"containers": [{"name": "c", "image": "one"}]},
+            },
+        },
+    });
+    world.create::<StatefulSet>("default", set).await;
+    let of_set = async || {
+        let list = get("controllerrevisions").await?;
+        let mut items = list["items"].as_array().into_iter().flatten();
+        let owner = |one: &Value| one["metadata"]["ownerReferences"][0]["kind"].clone();
+        let found = items.find(|one| owner(one) == "StatefulSet").cloned();
+        Ok::<_, kube::Error>(found)
+    };
+    world
+        .until("a revision of the StatefulSet", || async {
+            of_set().await.map(|found| found.is_some())
+        })
+        .await;
+    let revision = of_set().await.unwrap().unwrap();
+    let mut template = get("statefulsets/db").await.unwrap()["spec"]["template"].clone();
+    template["$patch"] = json!("replace");
+    let patch = in_order(json!({"spec": {"template": template}}));
+    assert_eq!(revision["data"].to_string(), patch.to_string());
+    let annotations = &revision["metadata"]["annotations"];
+    assert_eq!(annotations["kubernetes.io/change-cause"], "second");
     world.stop.cancel();
 }
 
