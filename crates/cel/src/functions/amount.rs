@@ -136,7 +136,8 @@ impl Decimal {
         Self { digits, exponent }
     }
 
-    /// Parses a valid quantity; `None` if it has too many digits, or if it is rounded.
+    /// Parses a valid quantity; `None` if it has too many digits, or if it is rounded. As upstream,
+    /// all but zero has the finest power of ten.
     fn parse(text: &str) -> Option<Self> {
         let (digits, suffix) = split_suffix(text);
         let (whole, parts) = digits.split_once('.').unwrap_or((digits, ""));
@@ -155,7 +156,11 @@ impl Decimal {
         } else {
             digits
         };
-        Some(Self::new(digits, exponent))
+        if digits == 0 {
+            return Some(Self::new(0, exponent));
+        }
+        let finest = 10_i128.checked_pow(u32::try_from(exponent - FINEST).ok()?)?;
+        Some(Self::new(digits.checked_mul(finest)?, FINEST))
     }
 
     /// The sum, with the finer power of ten.

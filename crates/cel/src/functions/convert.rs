@@ -310,16 +310,11 @@ fn amount(number: &str, unit: i64) -> Option<i128> {
     Some(nanos)
 }
 
-/// A duration in seconds, as CEL prints it.
+/// A duration in seconds, as CEL prints it: with the precision of a float.
 fn duration_text(nanos: i64) -> String {
-    let whole = nanos / 1_000_000_000;
-    let part = (nanos % 1_000_000_000).unsigned_abs();
-    if part == 0 {
-        return format!("{whole}s");
-    }
-    let sign = if nanos < 0 && whole == 0 { "-" } else { "" };
-    let digits = format!("{part:09}");
-    format!("{sign}{whole}.{}s", digits.trim_end_matches('0'))
+    const SECOND: i64 = 1_000_000_000;
+    let seconds = (nanos / SECOND) as f64 + (nanos % SECOND) as f64 / SECOND as f64;
+    format!("{seconds}s")
 }
 
 /// A string of format `duration` in a schema.

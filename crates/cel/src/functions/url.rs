@@ -49,7 +49,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
 ];
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Url {
     pub text: String,
     scheme: String,
@@ -72,6 +72,13 @@ impl Url {
         }
         if text.bytes().any(|b| b < 0x20 || b == 0x7f) {
             return Err(invalid("net/url: invalid control character in URL"));
+        }
+        if text == "*" {
+            return Ok(Self {
+                text: text.to_owned(),
+                path: text.to_owned(),
+                ..Self::default()
+            });
         }
         if text.starts_with(':') {
             return Err(invalid("missing protocol scheme"));
@@ -109,7 +116,10 @@ impl Url {
             Some(rest) => rest.split_at(rest.find('/').unwrap_or(rest.len())),
             None => ("", rest),
         };
-        let host = authority.rsplit('@').next().unwrap_or(authority);
+        let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
+        if !user.bytes().all(is_userinfo) {
+            return Err(invalid("net/url: invalid userinfo"));
+        }
         check_host(host).map_err(|why| invalid(&why))?;
         check_escapes(path).map_err(|why| invalid(&why))?;
         Ok(Self {
@@ -143,6 +153,10 @@ impl Url {
     }
 }
 
+fn is_userinfo(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._:~!$&'()*+,;=%@".contains(&byte)
+}
+
 const NOT_AN_ADDRESS: &str = "invalid IP-literal";
 
 fn check_host(host: &str) -> std::result::Result<(), String> {
@@ -161,7 +175,7 @@ fn check_host(host: &str) -> std::result::Result<(), String> {
             None => (host, ""),
         },
     };
-    if let Some(bad) = name.chars().find(|c| " <>\"\\^`{|}".contains(*c)) {
+    if let Some(bad) = name.chars().find(|c| " \\^`{|}".contains(*c)) {
         return Err(format!(
             "invalid character {:?} in host name",
             bad.to_string()
