@@ -15,6 +15,8 @@ use crate::{Error, MountOptions, Mounter, Result, format, loop_device};
 
 /// The file in the volume's directory.
 const FILE: &str = "volume.img";
+/// Exists while the image may be larger than the file system in it.
+const GROWING: &str = "volume.img.growing";
 const KIND: &str = "ext4";
 
 /// Mounts the image of a directory; creates it if it is missing. A crash leaves no half-made one.
@@ -28,9 +30,11 @@ pub(crate) async fn mount(
     let said = |error: Error| error.to_string();
     let file = ensure(dir, bytes).await?;
     let size = fs::metadata(&file).map_or(0, |meta| meta.len());
-    if size < bytes && !options.flags.contains(MountFlags::RDONLY) {
-        reserve(&open(&file).map_err(said)?, bytes, &file).map_err(said)?;
+    let must_grow = size < bytes || dir.join(GROWING).exists();
+    if must_grow && !options.flags.contains(MountFlags::RDONLY) {
+        begin_growth(dir, bytes).map_err(said)?;
         format::grow_unmounted(&file).await?;
+        end_growth(dir).map_err(said)?;
     }
     let device = loop_device::attach(&file).map_err(said)?;
     mounter
@@ -100,14 +104,30 @@ pub(crate) async fn grow(
     bytes: u64,
     mounted: &Path,
 ) -> std::result::Result<(), String> {
-    let path = dir.join(FILE);
     let said = |error: Error| error.to_string();
-    let file = open(&path).map_err(said)?;
-    let size = file.metadata().map_or(0, |meta| meta.len());
-    if size < bytes {
-        reserve(&file, bytes, &path).map_err(said)?;
-    }
+    begin_growth(dir, bytes).map_err(said)?;
     let device = loop_device::mounted_on(mounted).map_err(said)?;
     loop_device::grow(&device).map_err(said)?;
-    format::grow(&device, mounted).await
+    format::grow(&device, mounted).await?;
+    end_growth(dir).map_err(said)
+}
+
+/// Expands the image file only. If expanding the file system in it fails or is interrupted, the
+/// next mount does it.
+fn begin_growth(dir: &Path, bytes: u64) -> Result<()> {
+    let (path, growing) = (dir.join(FILE), dir.join(GROWING));
+    let file = open(&path)?;
+    File::create(&growing).map_err(Error::io("create", &growing))?;
+    let synced = File::open(dir).and_then(|dir| dir.sync_all());
+    synced.map_err(Error::io("sync", dir))?;
+    let size = file.metadata().map_or(0, |meta| meta.len());
+    if size < bytes {
+        reserve(&file, bytes, &path)?;
+    }
+    Ok(())
+}
+
+fn end_growth(dir: &Path) -> Result<()> {
+    let growing = dir.join(GROWING);
+    fs::remove_file(&growing).map_err(Error::io("remove", &growing))
 }

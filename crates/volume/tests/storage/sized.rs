@@ -85,16 +85,48 @@ fn a_volume_has_its_capacity_keeps_its_data_and_grows() {
         let staged = node.dir.path();
         let staged = staged.join("kubelet/plugins/kubernetes.io/local-volume/mounts/pvc-1");
         until("the volume to be unstaged", || !staged.exists()).await;
-        // An unmounted one is expanded before it is mounted.
-        let largest = sized(&node, 48);
-        let again = node.set_up(&pod("p3"), &largest).await.unwrap();
-        assert!(again.path.join("kept").exists());
-        assert_has_capacity(&node, "p3", 48).await;
-        let fitted = fill(&again.path.join("big"));
-        assert!((34 * MIB..48 * MIB).contains(&fitted), "{fitted}");
-        let grown = node.manager.expand("p3", &again.key, &largest, 48 << 20);
+        // Whether or not that worked, the next pod has the larger volume.
+        let third = node.set_up(&pod("p3"), &larger).await.unwrap();
+        assert_has_capacity(&node, "p3", 32).await;
+        let grown = node.manager.expand("p3", &third.key, &larger, 32 << 20);
         assert_eq!(grown.await, Ok(Expanded::Done));
         node.manager.tear_down("p3").await.unwrap();
+        until("the volume to be unstaged", || !staged.exists()).await;
+        // An unmounted one is expanded before it is mounted.
+        let largest = sized(&node, 48);
+        let again = node.set_up(&pod("p4"), &largest).await.unwrap();
+        assert!(again.path.join("kept").exists());
+        assert_has_capacity(&node, "p4", 48).await;
+        let fitted = fill(&again.path.join("big"));
+        assert!((34 * MIB..48 * MIB).contains(&fitted), "{fitted}");
+        let grown = node.manager.expand("p4", &again.key, &largest, 48 << 20);
+        assert_eq!(grown.await, Ok(Expanded::Done));
+        node.manager.tear_down("p4").await.unwrap();
+        until("the volume to be unstaged", || !staged.exists()).await;
+    });
+}
+
+#[test]
+fn an_interrupted_expansion_is_finished_when_the_volume_is_mounted_again() {
+    with_own_mounts(|| async {
+        let node = Node::new(Options::new(DRIVER));
+        let root = node.dir.path().join("local-path");
+        fs::create_dir(&root).unwrap();
+        node.set_up(&pod("p1"), &sized(&node, 16)).await.unwrap();
+        node.manager.tear_down("p1").await.unwrap();
+        let staged = node.dir.path();
+        let staged = staged.join("kubelet/plugins/kubernetes.io/local-volume/mounts/pvc-1");
+        until("the volume to be unstaged", || !staged.exists()).await;
+        // The kubelet was killed after it had expanded the image file.
+        let (image, growing) = ("pvc-1/volume.img", "pvc-1/volume.img.growing");
+        fs::write(root.join(growing), "").unwrap();
+        let file = fs::File::options().write(true).open(root.join(image));
+        file.unwrap().set_len(32 * MIB as u64).unwrap();
+
+        node.set_up(&pod("p2"), &sized(&node, 32)).await.unwrap();
+        assert_has_capacity(&node, "p2", 32).await;
+        assert!(!root.join(growing).exists());
+        node.manager.tear_down("p2").await.unwrap();
         until("the volume to be unstaged", || !staged.exists()).await;
     });
 }
