@@ -123,6 +123,7 @@ impl Node {
                 config.image_dirs.extend(settings.image_dir.clone());
                 config.registries = settings.registries.clone();
                 config.log_limits = log_limits(&settings.kubelet.configuration);
+                config.systemd_cgroups = settings.kubelet.configuration.cgroup_driver == "systemd";
                 services.push(config.build()?);
                 settings.cri_socket.clone()
             }

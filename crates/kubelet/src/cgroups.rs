@@ -1,21 +1,24 @@
 //! The cgroups above the containers: one per QoS class and one per pod, with the pod's limits, on
-//! cgroup v1 and v2. Without a cgroup root the kubelet makes none and the runtime chooses.
+//! cgroup v1 and v2. Without a cgroup root the kubelet makes none and the runtime chooses. With the driver
+//! systemd, units are made first and get the limits, too.
 
 use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use k8s_openapi::api::core::v1::Pod;
-use tokio::sync::watch;
+use libcgroups::systemd::{Limits, Manager};
+use tokio::{runtime::RuntimeFlavor, sync::watch};
 use tracing::{debug, warn};
 
 use crate::{
     Error, Result,
     core::Core,
     make::{
-        cgroups,
+        cgroups::{CgroupRoot, Driver},
         resources::{self, PodBounds},
     },
     pod::spec::QosClass,
@@ -51,27 +54,32 @@ pub(crate) fn below(controller: &str, path: &str) -> PathBuf {
 }
 
 /// Makes the cgroups of the QoS classes. They do not limit huge pages; pods do.
-pub(crate) fn ensure_classes(root: &str, page_sizes: &[i64]) -> Result<()> {
+pub(crate) fn ensure_classes(root: &CgroupRoot, page_sizes: &[i64]) -> Result<()> {
     if root.is_empty() {
         return Ok(());
     }
     let unlimited = |size: &i64| (resources::page_name(*size), UNLIMITED);
     for class in CLASSES {
-        let path = cgroups::class(root, class);
-        make(&path)?;
+        let path = root.class(class);
+        make(root, &path)?;
         let bounds = PodBounds {
             cpu_shares: (class == QosClass::BestEffort).then_some(LEAST_SHARES),
             huge_pages: page_sizes.iter().map(unlimited).collect(),
             ..PodBounds::default()
         };
-        warn_of(apply(&path, &bounds));
+        warn_of(apply(root, &path, &bounds, None));
     }
     Ok(())
 }
 
 /// Sets limits and, if given, the maximum number of processes and threads on an existing cgroup.
 /// Fails with the first value that the kernel rejects.
-pub(crate) fn enforce(path: &str, bounds: &PodBounds, max_pids: Option<i64>) -> Result<()> {
+pub(crate) fn enforce(
+    root: &CgroupRoot,
+    path: &str,
+    bounds: &PodBounds,
+    max_pids: Option<i64>,
+) -> Result<()> {
     let dir = if is_v2() {
         below("", path)
     } else {
@@ -80,7 +88,7 @@ pub(crate) fn enforce(path: &str, bounds: &PodBounds, max_pids: Option<i64>) -> 
     if !dir.exists() {
         return Err(Error::Other(format!("the cgroup {path:?} does not exist")));
     }
-    apply(path, bounds)?;
+    apply(root, path, bounds, Some(max_pids))?;
     limit_pids(path, max_pids)
 }
 
@@ -100,8 +108,8 @@ fn limit_pids(path: &str, max: Option<i64>) -> Result<()> {
 
 /// Sets the cpu weight of the burstable class to the sum of its requests, whenever it changes.
 /// Never returns.
-pub(crate) async fn follow_weight(root: String, mut requests: watch::Receiver<i64>) {
-    if root.is_empty() {
+pub(crate) async fn follow_weight(core: Arc<Core>, mut requests: watch::Receiver<i64>) {
+    if core.config.cgroup_root.is_empty() {
         return;
     }
     loop {
@@ -109,7 +117,9 @@ pub(crate) async fn follow_weight(root: String, mut requests: watch::Receiver<i6
             cpu_shares: Some(resources::shares(*requests.borrow_and_update())),
             ..PodBounds::default()
         };
-        warn_of(apply(&cgroups::class(&root, QosClass::Burstable), &bounds));
+        let root = core.cgroup_root();
+        let path = root.class(QosClass::Burstable);
+        warn_of(apply(&root, &path, &bounds, None));
         if requests.changed().await.is_err() {
             return;
         }
@@ -119,15 +129,15 @@ pub(crate) async fn follow_weight(root: String, mut requests: watch::Receiver<i6
 /// Makes a pod's cgroup and sets its limits. A limit that the kernel rejects is an error: the pod
 /// would run without it.
 pub(crate) fn ensure_pod(core: &Core, pod: &Pod) -> Result<()> {
-    let root = &core.config.cgroup_root;
+    let root = core.cgroup_root();
     if root.is_empty() {
         return Ok(());
     }
-    let path = cgroups::pod(root, pod);
+    let path = root.pod(pod);
     // Without a limit per pod only the node's holds.
     let pids = Some(core.settings().pod_pids_limit).filter(|limit| *limit > 0);
-    make(&path)
-        .and_then(|()| apply(&path, &bounds(core, pod)))
+    make(&root, &path)
+        .and_then(|()| apply(&root, &path, &bounds(core, pod), Some(pids)))
         .and_then(|()| limit_pids(&path, pids))
         .map_err(|error| Error::PodCgroup(error.to_string()))
 }
@@ -138,11 +148,11 @@ fn bounds(core: &Core, pod: &Pod) -> PodBounds {
 
 /// A pod's memory: the limit from its spec, the current limit of its cgroup, and the usage. Zero means no limit.
 pub(crate) fn memory(core: &Core, pod: &Pod) -> Option<(i64, i64, Option<u64>)> {
-    let root = &core.config.cgroup_root;
+    let root = core.cgroup_root();
     if root.is_empty() {
         return None;
     }
-    let usage = libcgroups::Cgroup::new(cgroups::pod(root, pod)).usage();
+    let usage = libcgroups::Cgroup::new(root.pod(pod)).usage();
     let held = usage
         .memory_limit
         .and_then(|limit| i64::try_from(limit).ok());
@@ -152,11 +162,11 @@ pub(crate) fn memory(core: &Core, pod: &Pod) -> Option<(i64, i64, Option<u64>)> 
 
 /// Raises a pod's bounds to what its spec allows now, and lowers none.
 pub(crate) fn grow_pod(core: &Core, pod: &Pod) -> Result<()> {
-    let root = &core.config.cgroup_root;
+    let root = core.cgroup_root();
     if root.is_empty() {
         return Ok(());
     }
-    let path = cgroups::pod(root, pod);
+    let path = root.pod(pod);
     let read = |file: PathBuf| {
         let text = fs::read_to_string(file).unwrap_or_default();
         text.split_whitespace()
@@ -183,43 +193,49 @@ pub(crate) fn grow_pod(core: &Core, pod: &Pod) -> Result<()> {
         memory: larger(wanted.memory, memory),
         ..wanted
     };
-    apply(&path, &grown)
+    apply(&root, &path, &grown, None)
 }
 
 /// Removes a pod's cgroup once its containers are gone. The QoS class of a pod that only the
 /// runtime knew is unknown, so that every class is tried.
-pub(crate) fn remove_pod(root: &str, uid: &str) {
+pub(crate) fn remove_pod(root: &CgroupRoot, uid: &str) {
     if root.is_empty() {
         return;
     }
     for class in CLASSES {
-        remove(&cgroups::pod_of_class(root, class, uid));
+        remove(root, &root.pod_of_class(class, uid));
     }
 }
 
 /// Removes a cgroup and those below it. One that still has a process stays.
-pub(crate) fn remove(path: &str) {
+pub(crate) fn remove(root: &CgroupRoot, path: &str) {
+    if let Some(unit) = unit(root, path)
+        && below("", path).exists()
+        && let Err(error) = systemd(|manager| manager.stop(unit))
+    {
+        warn!(unit, %error, "cannot stop slice");
+    }
     if let Err(error) = libcgroups::Cgroup::new(path).remove() {
         debug!(path, %error, "cannot remove cgroup");
     }
 }
 
 /// The pod cgroups that exist: uid and path.
-pub(crate) fn pods(root: &str) -> Vec<(String, String)> {
+pub(crate) fn pods(root: &CgroupRoot) -> Vec<(String, String)> {
     if root.is_empty() {
         return Vec::new();
     }
     let mut found = BTreeSet::new();
     let controllers: &[&str] = if is_v2() { &[""] } else { V1 };
-    for class in CLASSES.map(|class| cgroups::class(root, class)) {
+    for (class, path) in CLASSES.map(|class| (class, root.class(class))) {
         for controller in controllers {
-            let Ok(entries) = fs::read_dir(below(controller, &class)) else {
+            let Ok(entries) = fs::read_dir(below(controller, &path)) else {
                 continue;
             };
             for entry in entries.flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
-                if let Some(uid) = name.strip_prefix("pod") {
-                    found.insert((uid.to_owned(), format!("{class}/{name}")));
+                if let Some(uid) = root.uid(class, &name) {
+                    found.insert((uid, format!("{path}/{name}")));
                 }
             }
         }
@@ -227,7 +243,10 @@ pub(crate) fn pods(root: &str) -> Vec<(String, String)> {
     found.into_iter().collect()
 }
 
-fn make(path: &str) -> Result<()> {
+fn make(root: &CgroupRoot, path: &str) -> Result<()> {
+    if root.driver == Driver::Systemd && !below("", path).exists() {
+        systemd(|manager| manager.ensure_slice(path))?;
+    }
     if !is_v2() {
         for controller in mounted(Path::new(MOUNT)) {
             make_v1(controller, path)?;
@@ -285,8 +304,48 @@ fn make_dir(dir: &Path) -> Result<()> {
     }
 }
 
-fn apply(path: &str, bounds: &PodBounds) -> Result<()> {
+/// Sets limits. Without `pids` their number is not changed; the files have it separately.
+fn apply(
+    root: &CgroupRoot,
+    path: &str,
+    bounds: &PodBounds,
+    pids: Option<Option<i64>>,
+) -> Result<()> {
+    if let Some(unit) = unit(root, path) {
+        let limits = Limits {
+            cpu_weight: bounds.cpu_shares.map(weight),
+            cpu_quota: bounds
+                .cpu_quota
+                .map(|quota| (quota, bounds.cpu_period.unsigned_abs())),
+            memory: bounds.memory,
+            pids: pids.map(|pids| pids.unwrap_or(-1)),
+        };
+        systemd(|manager| manager.limit(unit, &limits))?;
+    }
     set(&writes(path, bounds))
+}
+
+/// The slice at this path, if systemd makes cgroups.
+fn unit<'a>(root: &CgroupRoot, path: &'a str) -> Option<&'a str> {
+    let name = path.rsplit('/').next()?;
+    (root.driver == Driver::Systemd && name.ends_with(".slice")).then_some(name)
+}
+
+/// Asks systemd, which may take a while: other tasks go on in other threads.
+fn systemd(work: impl FnOnce(&mut Manager) -> std::io::Result<()>) -> Result<()> {
+    let ask = || Manager::connect().and_then(|mut manager| work(&mut manager));
+    let runtime = tokio::runtime::Handle::try_current();
+    let outcome = match runtime.map(|runtime| runtime.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(ask),
+        _ => ask(),
+    };
+    outcome.map_err(|error| Error::Other(error.to_string()))
+}
+
+/// The weight of cgroup v2 for the shares of v1.
+fn weight(shares: i64) -> u64 {
+    let weight = 1 + ((shares - LEAST_SHARES) * 9999) / 262_142;
+    u64::try_from(weight).unwrap_or(1)
 }
 
 /// Writes every file, even after a write that the kernel rejected; fails with the first such error.
@@ -367,8 +426,7 @@ fn writes_v1(bounds: &PodBounds) -> Vec<Write> {
 fn writes_v2(bounds: &PodBounds) -> Vec<Write> {
     let mut all = Vec::new();
     if let Some(shares) = bounds.cpu_shares {
-        let weight = 1 + ((shares - LEAST_SHARES) * 9999) / 262_142;
-        all.push(write("cpu", "cpu.weight", weight));
+        all.push(write("cpu", "cpu.weight", weight(shares)));
     }
     if let Some(quota) = bounds.cpu_quota {
         let quota = Some(quota).filter(|quota| *quota > 0);

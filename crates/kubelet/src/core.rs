@@ -20,7 +20,11 @@ use crate::{
     collect::Ledger,
     configuration::KubeletConfiguration,
     events::Events,
-    make::{dns::Dns, resources::NodeLimits},
+    make::{
+        cgroups::{CgroupRoot, Driver},
+        dns::Dns,
+        resources::NodeLimits,
+    },
     metrics::Metrics,
     node::machine::Machine,
     pod::spec,
@@ -107,6 +111,16 @@ impl Core {
     pub fn wake(&self, pods: Vec<String>) {
         for uid in pods {
             self.registry.send(&uid, Message::Room);
+        }
+    }
+
+    /// The cgroup above all pods. Until the runtime has reported its driver, it is the configured one.
+    pub fn cgroup_root(&self) -> CgroupRoot {
+        let configured = || Driver::named(&self.settings().cgroup_driver);
+        let driver = self.runtime.driver.get().copied().or_else(configured);
+        CgroupRoot {
+            path: self.config.cgroup_root.clone(),
+            driver: driver.unwrap_or(Driver::Cgroupfs),
         }
     }
 

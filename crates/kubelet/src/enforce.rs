@@ -10,10 +10,7 @@ use tracing::{info, warn};
 use crate::{
     cgroups,
     core::Core,
-    make::{
-        cgroups::kubepods,
-        resources::{self, PodBounds},
-    },
+    make::resources::{self, PodBounds},
 };
 
 /// When to retry: the kernel rejects a limit below the current usage.
@@ -46,10 +43,11 @@ pub(crate) async fn run(core: Arc<Core>) {
 /// Returns whether it failed.
 fn pods(core: &Core) -> bool {
     let settings = core.settings();
-    let path = kubepods(&core.config.cgroup_root);
+    let root = core.cgroup_root();
+    let path = root.kubepods();
     let bounds = core.machine.bounds_for_pods(&settings);
     let pids = core.machine.pids_for_pods(&settings);
-    let enforced = cgroups::enforce(&path, &bounds, pids);
+    let enforced = cgroups::enforce(&root, &path, &bounds, pids);
     report(
         core,
         enforced,
@@ -81,7 +79,7 @@ fn reservations(core: &Core) -> bool {
         let (bounds, pids) = bounds(reserved, whole);
         failed |= report(
             core,
-            cgroups::enforce(path, &bounds, pids),
+            cgroups::enforce(&core.cgroup_root(), path, &bounds, pids),
             &format!("Updated limits on {name} reserved cgroup {path}"),
             &format!("Failed to enforce {name} Reserved Cgroup Limits on {path:?}"),
         );

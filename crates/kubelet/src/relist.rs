@@ -146,7 +146,7 @@ async fn remove_stale_dirs(core: &Core, states: &States) {
                 Ok(()) => volumes::remove_dir(core, core.pod_dir(&uid)).await,
                 failed => failed,
             };
-            let remove = || cgroups::remove_pod(&core.config.cgroup_root, &uid);
+            let remove = || cgroups::remove_pod(&core.cgroup_root(), &uid);
             core.metrics.cgroup_managed("destroy", remove);
             report(&uid, removed);
         }

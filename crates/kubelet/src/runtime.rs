@@ -15,8 +15,7 @@ use tonic::Status;
 
 use crate::{
     logs::{self, LogFile},
-    make::labels,
-    node::cgroup_driver::Driver,
+    make::{cgroups::Driver, labels},
     pod::observed::{Container, Observed, Sandbox, Snapshot, State},
 };
 

@@ -27,7 +27,7 @@ use crate::{
     eviction, follow_settings,
     make::apparmor,
     metrics::Metrics,
-    node::{lease, machine::Machine, register, status},
+    node::{cgroup_driver, lease, machine::Machine, register, status},
     own_process, plugins,
     pull_records::PullRecords,
     pulls::Pulls,
@@ -88,10 +88,14 @@ async fn run(config: Arc<Config>, stop: &Context, context: &Context) -> Outcome 
     own_process::set(&config.kubelet);
     let drivers = Drivers::default();
     let core = Arc::new(core(&config, context, &drivers));
-    cgroups::ensure_classes(&config.cgroup_root, core.machine.page_sizes())?;
+    // A runtime that does not answer makes the node NotReady.
+    let _ = cgroup_driver::determine(&core).await;
+    cgroups::ensure_classes(&core.cgroup_root(), core.machine.page_sizes())?;
     let weight = core.admitted.burstable();
-    let root = config.cgroup_root.clone();
-    context.spawn("class weights", cgroups::follow_weight(root, weight));
+    context.spawn(
+        "class weights",
+        cgroups::follow_weight(core.clone(), weight),
+    );
     context.spawn("reservations", enforce::run(core.clone()));
     context.spawn("settings", follow_settings::run(core.clone()));
     if config.kubelet.enable_server {

@@ -346,7 +346,7 @@ pub(crate) fn sandbox_config(core: &Core, pod: &Pod, attempt: u32) -> v1::PodSan
                 node: &node,
             },
             pod_logs_dir: &core.config.pod_logs_dir.to_string_lossy(),
-            cgroup_root: &core.config.cgroup_root,
+            cgroup_root: &core.cgroup_root(),
             cfs: core.settings().cfs_quota(),
             seccomp: seccomp_of_node(core, &seccomp_root(core)),
         },

@@ -38,7 +38,7 @@ async fn sweep(core: &Core) -> Result<()> {
     if core.config.shares_pod_logs_dir {
         logs.retain(|(_, dir)| links::is_marked(dir, &core.config.root_dir));
     }
-    let groups = cgroups::pods(&core.config.cgroup_root);
+    let groups = cgroups::pods(&core.cgroup_root());
     let dirs = pod_directories(&core.config.root_dir.join("pods"));
     if logs.is_empty() && groups.is_empty() && dirs.is_empty() {
         return Ok(());
@@ -60,7 +60,7 @@ async fn sweep(core: &Core) -> Result<()> {
     }
     for (uid, path) in groups.into_iter().filter(|(uid, _)| !is_known(uid)) {
         info!(uid, path, "removing cgroup of removed pod");
-        let remove = || cgroups::remove(&path);
+        let remove = || cgroups::remove(&core.cgroup_root(), &path);
         core.metrics.cgroup_managed("destroy", remove);
     }
     Ok(())

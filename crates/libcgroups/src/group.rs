@@ -16,6 +16,7 @@ use nix::{
 use crate::{
     Hierarchies,
     hierarchies::BESIDE,
+    systemd::Scope,
     usage::{self},
 };
 
@@ -101,11 +102,30 @@ impl Cgroup {
     /// to exclude concurrent forks. A thread that moves itself does not need that, and v1 can move
     /// a single thread.
     pub fn enter(&self) -> io::Result<()> {
+        self.start_scope()?;
         self.create()?;
         match self.hierarchies {
             Hierarchies::Unified(_) if self.is_ours() => Ok(()),
             Hierarchies::Unified(root) => put(&root.join(&self.path), "cgroup.procs", "0"),
             Hierarchies::Split(_) => each_enters(&self.controlled()),
+        }
+    }
+
+    /// The systemd scope that makes this cgroup, if it has the name of one.
+    pub(crate) fn scope(&self) -> Option<Scope> {
+        self.hierarchies
+            .is_unified()
+            .then(|| Scope::at(&self.path))?
+    }
+
+    /// Lets systemd make a scope with the calling process in it. One that exists is joined as any
+    /// other cgroup.
+    fn start_scope(&self) -> io::Result<()> {
+        match self.scope() {
+            Some(scope) if !self.dir("").is_some_and(|dir| dir.exists()) => {
+                scope.start(std::process::id())
+            }
+            _ => Ok(()),
         }
     }
 
@@ -123,6 +143,10 @@ impl Cgroup {
     /// be created in the right place: that is how the v2 hierarchy is entered, also beside v1
     /// hierarchies, which the child must enter itself with [`Cgroup::enter_everywhere`].
     pub fn fork(&self) -> io::Result<Option<i32>> {
+        if self.scope().is_some() {
+            // The child asks systemd for its scope.
+            return clone_into(None);
+        }
         self.create()?;
         for dir in self.dirs() {
             create_dir(&dir)?;

@@ -1,4 +1,5 @@
-//! cgroup v1 and v2 through their files: joining, limits, devices, usage, killing and removing.
+//! cgroup v1 and v2 through their files: joining, limits, devices, usage, killing and removing. Those with
+//! the name of a systemd scope are made by systemd, which also gets their limits ([`systemd`]).
 //!
 //! The crate has the name and, in [`common`], [`v1`] and [`v2`], the interface of the one that
 //! libcontainer uses, and replaces it in this workspace's build. So the same code sets a
@@ -15,6 +16,7 @@ mod pressure;
 #[cfg(test)]
 mod real;
 mod stats;
+pub mod systemd;
 mod usage;
 pub mod v1;
 pub mod v2;

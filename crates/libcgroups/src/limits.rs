@@ -5,11 +5,14 @@ use std::{io, path::PathBuf};
 
 use oci_spec::runtime::{LinuxCpu, LinuxMemory, LinuxResources};
 
-use crate::{Cgroup, devices, group::put};
+use crate::{Cgroup, devices, group::put, systemd::Limits};
 
 impl Cgroup {
-    /// Writes the limits.
+    /// Writes the limits. systemd must know those of its scopes, or it resets them later.
     pub fn limit(&self, resources: &LinuxResources) -> io::Result<()> {
+        if let Some(scope) = self.scope() {
+            scope.limit(&systemd_limits(resources))?;
+        }
         if self.hierarchies.is_unified() {
             self.limit_unified(resources)
         } else {
@@ -164,6 +167,22 @@ impl Cgroup {
     }
 }
 
+/// The limits that systemd knows.
+fn systemd_limits(resources: &LinuxResources) -> Limits {
+    let cpu = resources.cpu().as_ref();
+    let quota = cpu.and_then(|cpu| match (cpu.quota(), cpu.period()) {
+        (None, None) => None,
+        (quota, period) => Some((quota.unwrap_or(-1), period.unwrap_or(100_000))),
+    });
+    let memory = resources.memory().as_ref();
+    Limits {
+        cpu_weight: cpu.and_then(|cpu| cpu.shares()).map(weight),
+        cpu_quota: quota,
+        memory: memory.and_then(|memory| memory.limit()),
+        pids: resources.pids().as_ref().map(|pids| pids.limit()),
+    }
+}
+
 fn or_max(value: i64, is_unlimited: bool) -> String {
     if is_unlimited {
         "max".to_owned()
@@ -201,6 +220,18 @@ mod tests {
         assert_eq!(weight(1024), 39);
         assert_eq!(weight(262_144), 10_000);
         assert_eq!(weight(1 << 40), 10_000);
+    }
+
+    #[test]
+    fn systemd_gets_the_limits_that_it_knows() {
+        let expected = Limits {
+            cpu_weight: Some(39),
+            cpu_quota: Some((50_000, 100_000)),
+            memory: Some(1000),
+            pids: Some(7),
+        };
+        assert_eq!(systemd_limits(&resources(WANTED)), expected);
+        assert_eq!(systemd_limits(&resources("{}")), Limits::default());
     }
 
     #[test]

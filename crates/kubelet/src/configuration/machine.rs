@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::KubeletConfiguration;
-use crate::{cgroups, server};
+use crate::{cgroups, make::cgroups::Driver, server};
 
 /// The sysctls that `protectKernelDefaults` requires.
 const KERNEL: &[(&str, &str)] = &[
@@ -28,6 +28,7 @@ pub fn check(configuration: &KubeletConfiguration) -> Result<(), String> {
     if configuration.fail_cgroup_v1 && !cgroups::is_v2() {
         return Err("cgroups of version 1 are not supported with failCgroupV1".into());
     }
+    let driver = Driver::named(&configuration.cgroup_driver).unwrap_or(Driver::Cgroupfs);
     let file = &configuration.authentication.x509.client_ca_file;
     if !file.is_empty() {
         server::read_client_authorities(file.as_ref())?;
@@ -45,7 +46,7 @@ pub fn check(configuration: &KubeletConfiguration) -> Result<(), String> {
         }
     }
     let needed = [
-        ("cgroupRoot", &configuration.cgroup_root, true),
+        ("cgroupRoot", &driver.path(&configuration.cgroup_root), true),
         (
             "systemReservedCgroup",
             &configuration.system_reserved_cgroup,

@@ -95,7 +95,7 @@ pub struct KubeletConfiguration {
     pub cpu_cfs_quota_period: GoDuration,
     /// The cgroup of all pods; empty: one made for this cluster.
     pub cgroup_root: String,
-    /// `cgroupfs` or `systemd`, if the runtime does not report its driver.
+    /// `cgroupfs` or `systemd`: of the built-in runtime, and of others that do not report theirs.
     pub cgroup_driver: String,
     /// Empty: the built-in runtime.
     pub container_runtime_endpoint: String,

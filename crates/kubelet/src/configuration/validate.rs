@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{KubeletConfiguration, gates};
-use crate::node::cgroup_driver::Driver;
+use crate::make::cgroups::Driver;
 
 impl KubeletConfiguration {
     /// All errors, by field.

@@ -27,7 +27,6 @@ use super::thresholds::{Signal, Threshold};
 use crate::{
     cgroups::{below, is_v2},
     core::Core,
-    make::cgroups::kubepods,
 };
 
 const PRESSURE: &str = "/proc/pressure/memory";
@@ -62,7 +61,7 @@ impl Notifier {
             return;
         }
         self.armed = Some(Instant::now());
-        let root = &core.config.cgroup_root;
+        let root = core.cgroup_root();
         let of_pods = thresholds
             .iter()
             .find(|threshold| threshold.signal == Signal::AllocatableMemoryAvailable);
@@ -70,7 +69,7 @@ impl Notifier {
             self.pods = None;
             return;
         };
-        let path = kubepods(root);
+        let path = root.kubepods();
         let armed = if is_v2() {
             // Limit events need no threshold, so that the inotify watch is kept.
             self.pods.take().map_or_else(|| limit_events(&path), Ok)

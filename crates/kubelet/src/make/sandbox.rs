@@ -4,7 +4,8 @@ use cri::v1;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{
-    cgroups, dns, labels,
+    cgroups::CgroupRoot,
+    dns, labels,
     resources::{self, CfsQuota},
     security,
 };
@@ -14,7 +15,7 @@ use crate::pod::spec;
 pub struct Inputs<'a> {
     pub dns: dns::DnsFacts<'a>,
     pub pod_logs_dir: &'a str,
-    pub cgroup_root: &'a str,
+    pub cgroup_root: &'a CgroupRoot,
     pub cfs: CfsQuota,
     pub seccomp: security::Seccomp<'a>,
 }
@@ -64,7 +65,7 @@ pub fn config(pod: &Pod, attempt: u32, inputs: &Inputs) -> v1::PodSandboxConfig 
             .into_iter()
             .collect(),
         linux: Some(v1::LinuxPodSandboxConfig {
-            cgroup_parent: cgroups::pod(inputs.cgroup_root, pod),
+            cgroup_parent: inputs.cgroup_root.pod(pod),
             security_context: Some(security::of_sandbox(pod, inputs.seccomp)),
             sysctls: sysctls.collect(),
             resources: Some(resources),
@@ -98,6 +99,7 @@ fn port_mappings(pod: &Pod) -> Vec<v1::PortMapping> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::make::cgroups::Driver;
 
     #[test]
     fn a_sandbox_carries_the_pods_identity_name_and_ports() {
@@ -113,7 +115,10 @@ mod tests {
                 node: &node,
             },
             pod_logs_dir: "/logs",
-            cgroup_root: "/m",
+            cgroup_root: &CgroupRoot {
+                path: "/m".into(),
+                driver: Driver::Cgroupfs,
+            },
             cfs: CfsQuota::default(),
             seccomp: security::Seccomp {
                 root: "/s",

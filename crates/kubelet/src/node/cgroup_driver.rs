@@ -1,46 +1,30 @@
 //! Determines the runtime's cgroup driver: its own answer, or `cgroupDriver` if it gives none, as
-//! upstream. This kubelet makes pod cgroups as directories (cgroupfs). With the driver systemd,
-//! containers would be outside of them, without their pods' limits.
+//! upstream.
 
 use cri::v1;
+use libcgroups::systemd;
 use tracing::info;
 
-use crate::core::Core;
+use crate::{core::Core, make::cgroups::Driver};
 
-/// A cgroup driver.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Driver {
-    Cgroupfs,
-    Systemd,
-}
-
-impl Driver {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Cgroupfs => "cgroupfs",
-            Self::Systemd => "systemd",
-        }
-    }
-
-    /// The driver of this name.
-    pub fn named(name: &str) -> Option<Self> {
-        let mut all = [Self::Cgroupfs, Self::Systemd].into_iter();
-        all.find(|driver| driver.name() == name)
-    }
-}
-
-/// Why pods cannot run with the runtime's driver. The runtime is asked once.
+/// Why pods cannot run with the runtime's driver.
 pub(crate) async fn problem(core: &Core) -> Option<String> {
     if core.config.cgroup_root.is_empty() {
         return None;
     }
-    let driver = core.runtime.driver.get_or_try_init(|| ask(core)).await;
     // A runtime that does not answer is reported by its status.
-    (*driver.ok()? == Driver::Systemd).then(|| {
-        "container runtime uses the cgroup driver systemd, which this node does not support: \
-         configure it for cgroupfs (containerd: SystemdCgroup = false)"
-            .to_owned()
-    })
+    let driver = determine(core).await.ok()?;
+    let why = systemd::unavailable().filter(|_| driver == Driver::Systemd)?;
+    Some(format!(
+        "container runtime uses the cgroup driver systemd, but {why}: configure it for cgroupfs \
+         (containerd: SystemdCgroup = false)"
+    ))
+}
+
+/// The driver. The runtime is asked once.
+pub(crate) async fn determine(core: &Core) -> Result<Driver, tonic::Status> {
+    let driver = core.runtime.driver.get_or_try_init(|| ask(core)).await;
+    driver.copied()
 }
 
 async fn ask(core: &Core) -> Result<Driver, tonic::Status> {

@@ -14,7 +14,6 @@ use super::{
 };
 use crate::{
     core::Core,
-    make::cgroups,
     pod::spec,
     stats::{
         CpuStats, InterfaceStats, IoStats, MemoryStats, Packets, PodStats, Summary,
@@ -37,7 +36,7 @@ struct Group<'a> {
 }
 
 fn groups<'a>(core: &Core, summary: &'a Summary) -> Vec<Group<'a>> {
-    let root = cgroups::kubepods(&core.config.cgroup_root);
+    let root = core.cgroup_root().kubepods();
     let node = &summary.node;
     let label = |container: &str, id: String, image: &str, name: &str, pod: Option<&PodStats>| {
         let of = |part: fn(&PodStats) -> &String| pod.map(part).cloned().unwrap_or_default();
@@ -74,7 +73,7 @@ fn groups<'a>(core: &Core, summary: &'a Summary) -> Vec<Group<'a>> {
         let uid = &pod.pod_ref.uid;
         let of_pod = pods
             .get(uid.as_str())
-            .map(|seen| cgroups::pod(&core.config.cgroup_root, &seen.pod));
+            .map(|seen| core.cgroup_root().pod(&seen.pod));
         let path = of_pod.unwrap_or_else(|| format!("{root}/pod{uid}"));
         all.push(Group {
             labels: label("", path.clone(), "", "", Some(pod)),

@@ -1,13 +1,7 @@
 //! A minimal D-Bus client over a Unix socket: calls methods and receives signals, with file
 //! descriptors.
 
-use std::{
-    collections::VecDeque,
-    io::{self, IoSliceMut},
-    mem::MaybeUninit,
-    os::fd::OwnedFd,
-    path::Path,
-};
+use std::{collections::VecDeque, io::IoSliceMut, mem::MaybeUninit, os::fd::OwnedFd, path::Path};
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use tokio::{
@@ -15,33 +9,16 @@ use tokio::{
     net::UnixStream,
 };
 
-pub(super) use super::message::{Argument, Value};
-use super::message::{Builder, Message, Reader};
+use dbus::message::{Builder, Message, Reader};
+pub(super) use dbus::{
+    Call, Error,
+    message::{Argument, Value},
+};
 
 /// The maximum message size.
 const MAX_MESSAGE: usize = 1 << 20;
 /// The maximum number of signals that are queued while a call waits for its reply.
 const MAX_PENDING: usize = 64;
-
-/// A D-Bus error.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    #[error("{name}: {message}")]
-    Answer { name: String, message: String },
-    #[error("{0}")]
-    Protocol(&'static str),
-}
-
-/// A method call.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Call<'a> {
-    pub destination: &'a str,
-    pub path: &'a str,
-    pub interface: &'a str,
-    pub member: &'a str,
-}
 
 /// A reply or a signal.
 #[derive(Debug)]
@@ -143,16 +120,7 @@ impl Bus {
             if message.reply_to != Some(serial) {
                 continue;
             }
-            if let Some(name) = message.error.clone() {
-                let text = match message.values.first() {
-                    Some(Value::Text(text)) => text.clone(),
-                    _ => String::new(),
-                };
-                return Err(Error::Answer {
-                    name,
-                    message: text,
-                });
-            }
+            let message = message.into_answer()?;
             return Ok(self.answer(message));
         }
     }

@@ -11,13 +11,9 @@ use std::{
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use super::{
-    super::{
-        dbus::Bus,
-        message::{Argument, Builder, Message, Reader},
-    },
-    *,
-};
+use dbus::message::{Builder, Message, Reader};
+
+use super::*;
 
 /// A bus with a logind whose delay is `delay` seconds until its configuration is reloaded.
 struct FakeBus {

@@ -6,7 +6,6 @@
 
 mod dbus;
 mod logind;
-mod message;
 mod plan;
 
 use std::{sync::Arc, time::Duration};

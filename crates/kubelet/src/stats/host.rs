@@ -11,7 +11,7 @@ use super::{
     ContainerStats, CpuStats, FsStats, InterfaceStats, IoStats, MemoryStats, NetworkStats,
     NodeStats, Packets, Provider, PsiData, PsiStats, RlimitStats, RuntimeStats, SwapStats,
 };
-use crate::{core::Core, make::cgroups};
+use crate::core::Core;
 
 /// The statistics of the node without its network.
 pub(super) async fn node(core: &Core, provider: &Provider, now: Timestamp) -> NodeStats {
@@ -74,9 +74,9 @@ fn pressure(waited: PressureResource) -> Option<PsiStats> {
 /// The system containers: all pods together, and this process.
 fn system_containers(core: &Core, provider: &Provider, now: Timestamp) -> Vec<ContainerStats> {
     let mut all = Vec::new();
-    let root = &core.config.cgroup_root;
+    let root = core.cgroup_root();
     if !root.is_empty() {
-        let usage = Cgroup::new(cgroups::kubepods(root)).usage();
+        let usage = Cgroup::new(root.kubepods()).usage();
         let limit = usage.memory_limit;
         all.push(ContainerStats {
             name: "pods".into(),

@@ -16,6 +16,7 @@ use crate::{
         self,
         resources::{self, Bounds},
     },
+    node::cgroup_driver,
     pod::spec,
     start::sandbox_config,
     volumes::{self, Mounted},
@@ -39,6 +40,7 @@ pub(super) async fn create_sandbox(core: &Core, pod: &Pod, attempt: u32) -> Resu
         ));
     }
     let handler = runtime_handler(core, pod).await?;
+    cgroup_driver::determine(core).await?;
     let make = || cgroups::ensure_pod(core, pod);
     core.metrics.cgroup_managed("create", make)?;
     let config = sandbox_config(core, pod, attempt);
@@ -170,7 +172,7 @@ pub(super) async fn remove_everything(core: &Core, pod: &Pod) -> Result<()> {
     let logs = &core.config.pod_logs_dir.to_string_lossy();
     volumes::remove_dir(core, core.pod_dir(uid)).await?;
     volumes::remove_dir(core, make::sandbox::log_directory(logs, pod).into()).await?;
-    let remove = || cgroups::remove_pod(&core.config.cgroup_root, uid);
+    let remove = || cgroups::remove_pod(&core.cgroup_root(), uid);
     core.metrics.cgroup_managed("destroy", remove);
     Ok(())
 }

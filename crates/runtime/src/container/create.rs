@@ -85,8 +85,9 @@ impl Engine {
         let rootfs = self.snapshots.root(&self.images.layer_dirs(image), &dir)?;
         let mut layers = image.layers.clone();
         let bound_images = self.bind_images(&dir, &config, &mut layers)?;
-        let cgroup = format!("{}/{id}", sandbox.facts.cgroup_parent.trim_end_matches('/'));
-        let built = spec::build(&Inputs {
+        let parent = sandbox.facts.cgroup_parent.trim_end_matches('/');
+        let cgroup = self.config.container_cgroup(parent, id);
+        let mut built = spec::build(&Inputs {
             config: &config,
             sandbox: &sandbox.config,
             pins: &sandbox.facts.pins,
@@ -100,6 +101,10 @@ impl Engine {
             cdi_dirs: &self.config.cdi_dirs,
         })?;
         make_working_dir(&rootfs, &built);
+        let oci_runtime = self.config.handlers.get(&sandbox.facts.handler).cloned();
+        if oci_runtime.is_some() {
+            built.spec["linux"]["cgroupsPath"] = self.config.oci_cgroup(parent, id).into();
+        }
         disk::save(&dir.join("config.json"), &built.spec)?;
         let facts = Facts {
             sandbox: sandbox.id.clone(),
@@ -112,7 +117,7 @@ impl Engine {
             identity: built.identity,
             shares_pids: built.shares_pids,
             stop_signal: stop_signal(&config, &image.config.stop_signal)?,
-            oci_runtime: self.config.handlers.get(&sandbox.facts.handler).cloned(),
+            oci_runtime,
         };
         disk::save_message(&dir.join("config.pb"), &config)?;
         disk::save(&dir.join("facts.json"), &facts)?;

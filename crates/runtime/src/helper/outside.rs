@@ -26,6 +26,9 @@ impl Runtime {
         shim: &mut Shim,
     ) -> Outcome<()> {
         let mut command = self.command(bundle);
+        if is_scope(bundle)? {
+            command.arg("--systemd-cgroup");
+        }
         command.arg("create").arg("--bundle").arg(bundle);
         self.launch(command, bundle, stdio, shim)?;
         let mut start = self.command(bundle);
@@ -117,4 +120,11 @@ fn complaint(scratch: &Path, binary: &Path) -> String {
         .last()
         .unwrap_or("failed without an error message");
     format!("{}: {last}", binary.display())
+}
+
+/// Whether systemd makes the container's cgroup: its path is then of the form `SLICE:PREFIX:NAME`.
+fn is_scope(bundle: &Path) -> Outcome<bool> {
+    let spec: serde_json::Value = serde_json::from_slice(&fs::read(bundle.join("config.json"))?)?;
+    let path = spec["linux"]["cgroupsPath"].as_str().unwrap_or_default();
+    Ok(!path.starts_with('/') && path.split(':').count() == 3)
 }

@@ -72,8 +72,7 @@ impl Engine {
             handler,
             pins: pins(&options, &paths.state),
             owns_cgroup: wanted.is_none(),
-            cgroup_parent: wanted
-                .unwrap_or_else(|| format!("{}/pods/{id}", self.config.cgroup_root)),
+            cgroup_parent: wanted.unwrap_or_else(|| self.config.sandbox_cgroup(&id)),
         };
         let state = State::default();
         disk::save_message(&paths.root.join("config.pb"), &config)?;
@@ -113,7 +112,7 @@ impl Engine {
             sandbox_id: sandbox.id.clone(),
             socket: paths.socket(),
             log: paths.state.join("shim.log"),
-            cgroup: format!("{}/shims", self.config.cgroup_root),
+            cgroup: self.config.shim_cgroup(&sandbox.id),
             namespaces: facts.pins.clone(),
             hostname: config.hostname.clone(),
             sysctls,

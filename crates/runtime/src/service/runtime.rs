@@ -386,8 +386,12 @@ impl RuntimeService for Cri {
         &self,
         _: Request<v1::RuntimeConfigRequest>,
     ) -> Answer<v1::RuntimeConfigResponse> {
+        let driver = match self.0.config.systemd_cgroups {
+            true => v1::CgroupDriver::Systemd,
+            false => v1::CgroupDriver::Cgroupfs,
+        };
         let linux = v1::LinuxRuntimeConfiguration {
-            cgroup_driver: v1::CgroupDriver::Cgroupfs.into(),
+            cgroup_driver: driver.into(),
         };
         Ok(Response::new(v1::RuntimeConfigResponse {
             linux: Some(linux),

@@ -1,12 +1,12 @@
 //! D-Bus messages: the few types that are used here, little endian.
 
-use super::dbus::{Call, Error};
+use crate::{Call, Error};
 
 const LITTLE_ENDIAN: u8 = b'l';
 const METHOD_CALL: u8 = 1;
-#[cfg(test)]
-pub(super) const METHOD_RETURN: u8 = 2;
-pub(super) const SIGNAL: u8 = 4;
+const METHOD_RETURN: u8 = 2;
+const ERROR: u8 = 3;
+const SIGNAL: u8 = 4;
 
 /// Header fields.
 const PATH: u8 = 1;
@@ -20,36 +20,74 @@ const UNIX_FDS: u8 = 9;
 
 /// An argument of a method call.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Argument<'a> {
+pub enum Argument<'a> {
+    /// A string.
     Text(&'a str),
+    /// A signed number.
     I32(i32),
-    #[cfg(test)]
+    /// A boolean.
     Bool(bool),
-    #[cfg(test)]
+    /// The path of an object.
+    Path(&'a str),
+    /// An unsigned number.
+    U32(u32),
+    /// A number as a variant.
     VariantU64(u64),
-    #[cfg(test)]
+    /// The first file descriptor that is sent along.
     Descriptor,
+    /// Properties of a unit: `a(sv)`.
+    Properties(&'a [Property]),
+    /// No auxiliary units: an empty `a(sa(sv))`.
+    NoUnits,
+}
+
+/// A property with its value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Property {
+    /// Its name.
+    pub name: &'static str,
+    /// Its value.
+    pub value: Variant,
+}
+
+/// The value of a property.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Variant {
+    /// A string.
+    Text(String),
+    /// Strings.
+    Texts(Vec<String>),
+    /// A boolean.
+    Bool(bool),
+    /// A number.
+    U64(u64),
+    /// Numbers.
+    U32s(Vec<u32>),
 }
 
 /// A value of a reply. Parsing stops at a value of another type.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Value {
+pub enum Value {
+    /// A string, the path of an object, or a signature.
     Text(String),
+    /// A boolean.
     Bool(bool),
     /// A 32-bit number, or the index of a file descriptor.
     U32(u32),
+    /// A 64-bit number.
     U64(u64),
 }
 
 /// A message that is being made.
-pub(super) struct Builder {
+pub struct Builder {
     kind: u8,
     fields: Vec<u8>,
     body: Vec<u8>,
 }
 
 impl Builder {
-    pub(super) fn call(call: &Call<'_>, arguments: &[Argument<'_>]) -> Self {
+    /// A method call.
+    pub fn call(call: &Call<'_>, arguments: &[Argument<'_>]) -> Self {
         let mut builder = Self::for_kind(METHOD_CALL);
         for (code, signature, text) in [
             (PATH, b'o', call.path),
@@ -57,7 +95,10 @@ impl Builder {
             (MEMBER, b's', call.member),
             (DESTINATION, b's', call.destination),
         ] {
-            builder.field(code, signature, |to| text_into(to, text));
+            // A service that is reached without a bus has no name.
+            if !text.is_empty() {
+                builder.field(code, signature, |to| text_into(to, text));
+            }
         }
         builder.with(arguments)
     }
@@ -89,7 +130,7 @@ impl Builder {
     }
 
     /// The bytes.
-    pub(super) fn finish(self, serial: u32) -> Vec<u8> {
+    pub fn finish(self, serial: u32) -> Vec<u8> {
         let mut bytes = vec![LITTLE_ENDIAN, self.kind, 0, 1];
         number_into(&mut bytes, self.body.len());
         bytes.extend(serial.to_le_bytes());
@@ -103,9 +144,10 @@ impl Builder {
     }
 }
 
-#[cfg(test)]
+/// The messages of services.
 impl Builder {
-    pub(super) fn answer(to: u32, arguments: &[Argument<'_>], descriptors: u32) -> Self {
+    /// The reply to a call.
+    pub fn answer(to: u32, arguments: &[Argument<'_>], descriptors: u32) -> Self {
         let mut builder = Self::for_kind(METHOD_RETURN);
         builder.field(REPLY_SERIAL, b'u', |bytes| {
             align(bytes, 4);
@@ -120,7 +162,16 @@ impl Builder {
         builder.with(arguments)
     }
 
-    pub(super) fn signal(call: &Call<'_>, arguments: &[Argument<'_>]) -> Self {
+    /// An error as the reply to a call.
+    pub fn error(to: u32, name: &str, message: &str) -> Self {
+        let mut builder = Self::answer(to, &[Argument::Text(message)], 0);
+        builder.kind = ERROR;
+        builder.field(ERROR_NAME, b's', |bytes| text_into(bytes, name));
+        builder
+    }
+
+    /// A signal.
+    pub fn signal(call: &Call<'_>, arguments: &[Argument<'_>]) -> Self {
         let mut builder = Self::call(call, arguments);
         builder.kind = SIGNAL;
         builder
@@ -135,32 +186,102 @@ impl Argument<'_> {
                 text_into(to, text);
                 "s"
             }
+            Self::Path(path) => {
+                text_into(to, path);
+                "o"
+            }
             Self::I32(number) => {
                 align(to, 4);
                 to.extend(number.to_le_bytes());
                 "i"
             }
-            #[cfg(test)]
+            Self::U32(number) => {
+                align(to, 4);
+                to.extend(number.to_le_bytes());
+                "u"
+            }
             Self::Bool(yes) => {
                 align(to, 4);
                 to.extend(u32::from(*yes).to_le_bytes());
                 "b"
             }
-            #[cfg(test)]
             Self::VariantU64(number) => {
-                signature_into(to, "t");
-                align(to, 8);
-                to.extend(number.to_le_bytes());
+                Variant::U64(*number).write(to);
                 "v"
             }
-            #[cfg(test)]
             Self::Descriptor => {
                 align(to, 4);
                 to.extend(0_u32.to_le_bytes());
                 "h"
             }
+            Self::Properties(all) => {
+                array_into(to, 8, |to| all.iter().for_each(|one| one.write(to)));
+                "a(sv)"
+            }
+            Self::NoUnits => {
+                array_into(to, 8, |_| {});
+                "a(sa(sv))"
+            }
         }
     }
+}
+
+impl Property {
+    fn write(&self, to: &mut Vec<u8>) {
+        // A struct begins at a multiple of eight.
+        align(to, 8);
+        text_into(to, self.name);
+        self.value.write(to);
+    }
+}
+
+impl Variant {
+    fn write(&self, to: &mut Vec<u8>) {
+        match self {
+            Self::Text(text) => {
+                signature_into(to, "s");
+                text_into(to, text);
+            }
+            Self::Texts(texts) => {
+                signature_into(to, "as");
+                array_into(to, 4, |to| {
+                    texts.iter().for_each(|text| text_into(to, text))
+                });
+            }
+            Self::Bool(yes) => {
+                signature_into(to, "b");
+                align(to, 4);
+                to.extend(u32::from(*yes).to_le_bytes());
+            }
+            Self::U64(number) => {
+                signature_into(to, "t");
+                align(to, 8);
+                to.extend(number.to_le_bytes());
+            }
+            Self::U32s(numbers) => {
+                signature_into(to, "au");
+                array_into(to, 4, |to| {
+                    for number in numbers {
+                        to.extend(number.to_le_bytes());
+                    }
+                });
+            }
+        }
+    }
+}
+
+/// Appends an array: its length in bytes, the padding before its first element, which does not
+/// count, and the elements.
+fn array_into(to: &mut Vec<u8>, alignment: usize, elements: impl FnOnce(&mut Vec<u8>)) {
+    align(to, 4);
+    let length_at = to.len();
+    number_into(to, 0);
+    align(to, alignment);
+    let begin = to.len();
+    elements(to);
+    // Messages are far smaller than 4 GiB.
+    let length = u32::try_from(to.len() - begin).unwrap_or(u32::MAX);
+    to[length_at..length_at + 4].copy_from_slice(&length.to_le_bytes());
 }
 
 fn align(bytes: &mut Vec<u8>, to: usize) {
@@ -187,21 +308,42 @@ fn signature_into(to: &mut Vec<u8>, signature: &str) {
 
 /// A received message.
 #[derive(Debug, Default)]
-pub(super) struct Message {
+pub struct Message {
     kind: u8,
+    /// The serial number of the call that this replies to.
     pub reply_to: Option<u32>,
+    /// The method or signal.
     pub member: String,
+    /// The name of the error.
     pub error: Option<String>,
+    /// The service that it is for.
+    pub destination: Option<String>,
+    /// The number of file descriptors that belong to it.
     pub descriptors: u32,
+    /// The arguments.
     pub values: Vec<Value>,
 }
 
 impl Message {
-    pub(super) fn is_signal(&self) -> bool {
+    /// Whether it is a signal.
+    pub fn is_signal(&self) -> bool {
         self.kind == SIGNAL
     }
 
-    pub(super) fn read(bytes: &[u8]) -> Result<Self, Error> {
+    /// The message itself, unless it is an error.
+    pub fn into_answer(self) -> Result<Self, Error> {
+        let Some(name) = self.error else {
+            return Ok(self);
+        };
+        let message = match self.values.into_iter().next() {
+            Some(Value::Text(text)) => text,
+            _ => String::new(),
+        };
+        Err(Error::Answer { name, message })
+    }
+
+    /// Parses a message.
+    pub fn read(bytes: &[u8]) -> Result<Self, Error> {
         let mut reader = Reader { bytes, at: 0 };
         let mut message = Self::default();
         let head = reader.take(12)?;
@@ -217,6 +359,7 @@ impl Message {
             match (code, value) {
                 (MEMBER, Some(Value::Text(text))) => message.member = text,
                 (ERROR_NAME, Some(Value::Text(text))) => message.error = Some(text),
+                (DESTINATION, Some(Value::Text(text))) => message.destination = Some(text),
                 (REPLY_SERIAL, Some(Value::U32(serial))) => message.reply_to = Some(serial),
                 (UNIX_FDS, Some(Value::U32(count))) => message.descriptors = count,
                 (SIGNATURE, Some(Value::Text(text))) => signature = text,
@@ -225,6 +368,7 @@ impl Message {
             }
         }
         reader.align(8);
+        // Parsing stops before the first value of another type, such as an array.
         for kind in signature.chars() {
             match reader.value(kind.encode_utf8(&mut [0; 4]))? {
                 Some(value) => message.values.push(value),
@@ -236,14 +380,14 @@ impl Message {
 }
 
 /// Parses a message.
-pub(super) struct Reader<'a> {
+pub struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl Reader<'_> {
     /// The length of the whole message, from its first 16 bytes.
-    pub(super) fn length(bytes: &[u8]) -> Result<usize, Error> {
+    pub fn length(bytes: &[u8]) -> Result<usize, Error> {
         let mut reader = Reader { bytes, at: 0 };
         if reader.take(4)?[0] != LITTLE_ENDIAN {
             return Err(Error::Protocol("D-Bus message is not little-endian"));
@@ -361,5 +505,38 @@ mod tests {
         let mut big = whole;
         big[0] = b'B';
         assert!(Reader::length(&big).is_err());
+    }
+
+    /// The body that systemd 252's busctl sends for `busctl call … StartTransientUnit "ssa(sv)a(sa(sv))"
+    /// a.scope replace 4 Delegate b true Wants as 1 w.slice PIDs au 1 7 MemoryMax t 9 0`.
+    #[test]
+    fn properties_are_encoded_as_systemd_expects() {
+        let all = [
+            ("Delegate", Variant::Bool(true)),
+            ("Wants", Variant::Texts(vec!["w.slice".into()])),
+            ("PIDs", Variant::U32s(vec![7])),
+            ("MemoryMax", Variant::U64(9)),
+        ];
+        let all = all.map(|(name, value)| Property { name, value });
+        let builder = Builder::call(
+            &CALL,
+            &[
+                Argument::Text("a.scope"),
+                Argument::Text("replace"),
+                Argument::Properties(&all),
+                Argument::NoUnits,
+            ],
+        );
+        let shown: String = builder
+            .body
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let expected = "07000000612e73636f706500070000007265706c616365007000000000000000\
+        0800000044656c65676174650001620001000000000000000500000057616e74\
+        73000261730000000c00000007000000772e736c696365000400000050494473\
+        00026175000000000400000007000000090000004d656d6f72794d6178000174\
+        000000000000000009000000000000000000000000000000";
+        assert_eq!(shown, expected);
     }
 }
