@@ -228,7 +228,7 @@ impl Checker<'_> {
         let (target, was_optional) = operand_type.unwrap_optional();
         let result = match target {
             Type::Map(_, value) => (**value).clone(),
-            Type::Struct(name) => self.field_type(id, name, field),
+            Type::Struct(name) if !name.is_empty() => self.field_type(id, name, field),
             Type::Param(_) => {
                 self.mapping.assign(&Type::Dyn, target);
                 Type::Dyn

@@ -177,6 +177,7 @@ impl fmt::Display for Type {
             Self::List(element) => return write!(f, "list({element})"),
             Self::Map(key, value) => return write!(f, "map({key}, {value})"),
             Self::Type(inner) if **inner == Self::optional(Self::Dyn) => "type(optional_type)",
+            Self::Type(inner) if **inner == Self::Type(Arc::new(Self::Dyn)) => "type(type)",
             Self::Type(inner) => return write!(f, "type({inner})"),
             Self::Optional(inner) => return write!(f, "optional_type({inner})"),
             Self::Struct(name) => name,
