@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::{Machine, Ran, eventually, until};
+use crate::{Machine, Ran, Terminal, eventually, until};
 
 /// A running cluster; dropping it resets it.
 pub struct Cluster {
@@ -230,6 +230,14 @@ impl Cluster {
             .write_all(input.as_bytes())
             .expect("it reads");
         child.wait_with_output().expect("kubectl ends").into()
+    }
+
+    /// Runs a command line of the binary, such as `kubectl get pods`, in a terminal.
+    pub fn terminal(&self, line: &str, environment: &[(&str, &str)]) -> Terminal {
+        let line = format!("exec {} {line}", binary());
+        let kubeconfig = self.kubeconfig().display().to_string();
+        let environment = [environment, &[("KUBECONFIG", kubeconfig.as_str())]].concat();
+        Terminal::start(&self.machine, &line, &environment)
     }
 
     /// Sets upstream's kubectl, unless `MAINSTAY_KUBECTL` names another.

@@ -15,6 +15,7 @@ mod leftovers;
 mod machine;
 mod server;
 mod stamp;
+mod terminal;
 mod wait;
 
 pub use agent::Agent;
@@ -29,4 +30,5 @@ pub use leftovers::Leftovers;
 pub use machine::{Machine, Ran};
 pub use server::Server;
 pub use stamp::stamped;
+pub use terminal::Terminal;
 pub use wait::{eventually, until};

@@ -35,7 +35,10 @@ pub(crate) fn start(options: &Options, on_terminal: bool) -> Result<()> {
         .with_writer(std::io::stderr);
     let safe = filter_fn(tells_no_secret);
     match options.log_format.unwrap_or_default() {
-        LogFormat::Text => builder.with_ansi(on_terminal).finish().with(safe).init(),
+        LogFormat::Text => {
+            let has_colours = on_terminal && std::env::var_os("NO_COLOR").is_none();
+            builder.with_ansi(has_colours).finish().with(safe).init();
+        }
         LogFormat::Json => builder.json().finish().with(safe).init(),
     }
     Ok(())

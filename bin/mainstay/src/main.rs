@@ -18,6 +18,18 @@ use clap::Parser;
 #[global_allocator]
 static ALLOCATOR: allocator::Allocator = allocator::Allocator;
 
+/// Commands whose job is to print. Those that run a cluster must outlive a reader of their output.
+const PRINTING: &[&str] = &[
+    "why",
+    "status",
+    "logs",
+    "version",
+    "kubeconfig",
+    "token",
+    "image",
+    "reference",
+];
+
 fn main() -> ExitCode {
     // Container helpers clone and join namespaces: there must be no second thread yet.
     if let Some(code) = runtime::reexec::dispatch() {
@@ -45,11 +57,16 @@ fn main() -> ExitCode {
                 .map(|word| word.to_string_lossy().into_owned());
             hello::main(&words.collect::<Vec<_>>())
         }
-        _ => commands::run(cli::Cli::parse_from(args)),
+        word => {
+            if word.is_some_and(|word| PRINTING.contains(&word)) {
+                end_with_the_pipe();
+            }
+            commands::run(cli::Cli::parse_from(args))
+        }
     }
 }
 
-/// `kubectl … | head` ends quietly when head exits, as other commands do.
+/// `kubectl … | head` and `mainstay why … | head` end quietly when head exits, as other commands do.
 fn end_with_the_pipe() {
     use nix::sys::signal::{SigHandler, Signal, signal};
     // SAFETY: the default action is not a handler of ours, and no other thread runs yet.
