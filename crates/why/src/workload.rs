@@ -47,9 +47,11 @@ pub(crate) async fn deployment(client: &kube::Client, name: &Name) -> Result<Ans
         "ReplicaFailure" => condition.status == "True",
         _ => condition.status != "True",
     });
-    let complaints = bad
-        .map(|condition| complaint(condition.reason.as_deref(), condition.message.as_deref()))
-        .collect();
+    let complaints =
+        bad.map(|condition| complaint(condition.reason.as_deref(), condition.message.as_deref()));
+    let wanted = spec.replicas.unwrap_or(1);
+    let updated = status.updated_replicas.unwrap_or(0);
+    let complaints = unfinished(updated, wanted).into_iter().chain(complaints);
     // Pods belong to its ReplicaSets.
     let sets: Vec<ReplicaSet> =
         owned(client, &name.namespace, &object.uid().into_iter().collect()).await?;
@@ -58,14 +60,16 @@ pub(crate) async fn deployment(client: &kube::Client, name: &Name) -> Result<Ans
         kind: "deployment",
         name,
         uid: object.uid().unwrap_or_default(),
-        wanted: spec.replicas.unwrap_or(1),
-        ready: status
-            .ready_replicas
-            .unwrap_or(0)
-            .min(status.updated_replicas.unwrap_or(0)),
-        complaints,
+        wanted,
+        ready: status.ready_replicas.unwrap_or(0),
+        complaints: complaints.collect(),
     };
     workload.explain(client, &owners, "Deployment").await
+}
+
+/// A rollout that has not replaced all pods yet.
+fn unfinished(updated: i32, wanted: i32) -> Option<String> {
+    (updated < wanted).then(|| format!("{updated} of {wanted} pods have the current template"))
 }
 
 pub(crate) async fn replica_set(client: &kube::Client, name: &Name) -> Result<Answer> {
@@ -277,4 +281,17 @@ where
             .any(|owner| owner.controller == Some(true) && owners.contains(&owner.uid))
     });
     Ok(objects)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rollout_that_has_not_replaced_all_pods_is_unfinished() {
+        let expected = "2 of 5 pods have the current template";
+        assert_eq!(unfinished(2, 5).as_deref(), Some(expected));
+        assert_eq!(unfinished(5, 5), None);
+        assert_eq!(unfinished(0, 0), None);
+    }
 }
