@@ -1,7 +1,7 @@
 //! From `kubectl create deployment` to an answering pod, through every component, and back to
 //! nothing.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use e2e::{container_ids, name, ready_pods};
 use testkit::{Cluster, Leftovers, eventually, until};
@@ -26,6 +26,7 @@ fn call(cluster: &Cluster, from: &str, url: &str) -> Result<String, String> {
 fn a_deployment_and_its_service_answer_survive_a_crash_and_leave_nothing_behind() {
     let mut cluster = Cluster::up();
     deploy_and_call(&cluster);
+    writes_have_the_field_managers_that_upstreams_have(&cluster);
     exec_and_logs(&cluster);
     why_knows(&cluster);
     a_killed_container_is_restarted(&cluster);
@@ -259,6 +260,38 @@ fn a_crash_of_the_daemon_leaves_containers_alone(cluster: &mut Cluster) {
     eventually("the service by its name", || {
         call(cluster, "caller", "http://web/")
     });
+}
+
+fn writes_have_the_field_managers_that_upstreams_have(cluster: &Cluster) {
+    for (kind, expected) in [
+        ("deployment", "kube-controller-manager kubectl-create"),
+        ("replicaset", "kube-controller-manager"),
+        ("pod", "kube-controller-manager kubelet"),
+        ("service", "kubectl-expose"),
+    ] {
+        let get = [
+            "get",
+            kind,
+            "-l",
+            "app=web",
+            "-o",
+            "json",
+            "--show-managed-fields",
+        ];
+        eventually(expected, || {
+            let shown = cluster.kubectl(&get).success();
+            let list: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
+            let entries = list["items"][0]["metadata"]["managedFields"].as_array();
+            let managers = entries.into_iter().flatten();
+            let managers: BTreeSet<_> =
+                managers.filter_map(|one| one["manager"].as_str()).collect();
+            let managers = Vec::from_iter(managers).join(" ");
+            match managers == expected {
+                true => Ok(()),
+                false => Err(format!("{kind}: {managers}")),
+            }
+        });
+    }
 }
 
 fn scaling_goes_up_and_down(cluster: &Cluster) {
