@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_for_those_who_could_pull_it_also_after_a_restart() {
+    fn pods_with_the_recorded_pull_secret_may_use_the_image_after_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let records = PullRecords::load(dir.path(), NOW);
         assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Free, "preloaded");
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_came_without_a_secret_is_for_everybody() {
+    fn images_pulled_anonymously_are_available_to_all_pods() {
         let dir = tempfile::tempdir().unwrap();
         let records = PullRecords::load(dir.path(), NOW);
         pull(&records, IMAGE, "i1", Some(secret("regcred", "h1")));

@@ -107,7 +107,7 @@ fn a_seed_repeats_every_decision() {
 }
 
 #[test]
-fn room_for_a_nominated_pod_is_kept_from_those_that_matter_less() {
+fn resources_of_a_nominated_pod_are_reserved_against_lower_priorities() {
     let mut scheduling = scheduling(&[("n1", "2", "4Gi")]);
     let important = samples::prioritised("important", "2", 10);
     scheduling

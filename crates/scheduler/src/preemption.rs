@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn only_as_many_go_as_must_and_the_least_important_ones() {
+    fn the_fewest_victims_of_lowest_priority_are_chosen() {
         let pods = [("low", 1), ("middle", 5), ("high", 50)]
             .map(|(name, priority)| ("n1", prioritised(name, "1", priority)));
         let mut scheduling = scheduling(&[("n1", "3")], &pods);

@@ -79,7 +79,7 @@ async fn managers_share_an_object_and_meet_in_conflicts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ordinary_writes_are_remembered_too() {
+async fn creates_updates_and_patches_are_in_managed_fields() {
     let server = Server::start().await;
     let made = admin(
         &server,
@@ -259,7 +259,7 @@ async fn an_autoscalers_managers_are_judged_in_the_version_they_speak() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_sends_a_field_behind_a_closed_gate_owns_it_though_it_is_not_kept() {
+async fn a_manager_owns_a_field_of_a_disabled_feature_gate_although_it_is_dropped() {
     let server = Server::start().await;
     let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"},
         "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": {
@@ -305,7 +305,7 @@ async fn who_sends_a_field_behind_a_closed_gate_owns_it_though_it_is_not_kept() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_applied_in_another_version_and_stands_already_is_left_alone() {
+async fn an_apply_in_another_version_without_changes_keeps_the_object() {
     let server = Server::start().await;
     let path = "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers";
     let metric = |name: &str| {

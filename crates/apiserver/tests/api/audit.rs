@@ -137,7 +137,7 @@ async fn secrets_are_never_written_at_metadata() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refusals_and_borrowed_identities_are_written_with_their_reasons() {
+async fn forbidden_and_impersonated_requests_are_audited_with_their_reasons() {
     let server = audited().await;
     let eve = User::new("eve", [""; 0]);
     let pods = "/api/v1/namespaces/default/pods";
@@ -180,7 +180,7 @@ async fn a_watch_is_written_when_it_begins_and_when_it_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_pod_security_standards_leave_their_marks() {
+async fn pod_security_adds_audit_annotations() {
     let server = audited().await;
     let labels = json!({"pod-security.kubernetes.io/enforce": "privileged",
                         "pod-security.kubernetes.io/audit": "baseline"});

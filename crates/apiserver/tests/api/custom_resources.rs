@@ -199,7 +199,7 @@ async fn other_versions_show_the_same_object() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn status_and_scale_are_apart() {
+async fn status_and_scale_are_subresources() {
     let server = defined().await;
     admin(
         &server,
@@ -309,7 +309,7 @@ async fn everything_that_was_made_of_a_definition_is_freed_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_made_of_a_definition_that_goes() {
+async fn no_objects_are_created_while_their_definition_terminates() {
     let server = defined().await;
     let mut held = widget("held", json!({"size": 2}));
     held["metadata"]["finalizers"] = json!(["example.com/stays"]);

@@ -53,7 +53,7 @@ async fn make(server: &Server, definition: Value) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_for_names_gets_them_when_the_other_goes() {
+async fn a_definition_with_conflicting_names_is_accepted_when_the_other_is_deleted() {
     let server = Server::start().await;
     let names = json!({"kind": "Gadget", "shortNames": ["gg"]});
     let first = make(

@@ -260,7 +260,7 @@ async fn a_scheduled_pod_gets_its_grace_and_an_unscheduled_one_goes_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_deletes_at_once_is_told_so_also_when_the_node_was_faster() {
+async fn a_delete_without_grace_returns_200_also_if_the_kubelet_deleted_the_pod_first() {
     let server = std::sync::Arc::new(Server::start().await);
     let pods = "/api/v1/namespaces/default/pods";
     for round in 0..20 {

@@ -186,7 +186,7 @@ fn unread_watch(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_finds_no_seat_is_turned_away_in_upstreams_words() {
+async fn a_request_without_a_seat_gets_429_with_upstreams_message() {
     let server = Server::start().await;
     let eve = User::new("eve", [""; 0]);
     let_read(&server, &["eve"]).await;
@@ -211,7 +211,7 @@ async fn who_finds_no_seat_is_turned_away_in_upstreams_words() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_too_long_is_turned_away() {
+async fn a_queued_request_gets_429_when_its_wait_ends() {
     let server = Server::start_with(Limits {
         in_flight: 0,
         ..Limits::default()
@@ -345,7 +345,7 @@ async fn the_objects_that_every_server_has_are_upstreams() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_mandatory_comes_back_and_what_an_operator_chose_stays() {
+async fn mandatory_objects_are_restored_and_autoupdate_false_is_respected() {
     let clock = FakeClock::at(stdx::SystemClock.now());
     let server = Server::start_on(Limits::default(), Arc::new(clock.clone())).await;
     let precedence = |value: i64| json!({"spec": {"matchingPrecedence": value}});
@@ -382,7 +382,7 @@ async fn what_is_mandatory_comes_back_and_what_an_operator_chose_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn levels_and_queues_are_shown_to_people() {
+async fn debug_pages_show_levels_and_queues() {
     let server = Server::start().await;
     let page = async |name: &str| {
         let path = format!("/debug/api_priority_and_fairness/{name}");

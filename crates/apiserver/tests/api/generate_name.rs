@@ -57,7 +57,7 @@ async fn a_name_that_is_taken_is_made_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_finds_eight_names_taken_may_come_again() {
+async fn after_eight_name_collisions_generate_name_returns_a_retryable_conflict() {
     let server = server(["aaaaa"]).await;
     let first = admin(&server, "POST", MAPS, prefixed()).await;
     assert_eq!(first.code, 201, "{}", first.body);

@@ -70,7 +70,7 @@ async fn answers_that_are_no_http_are_a_service_that_cannot_be_reached() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backend_that_dies_within_its_answer_ends_it_as_broken() {
+async fn a_truncated_response_of_a_backend_is_an_error() {
     let (server, backend) = with_backend().await;
     backend.set(Mode::Raw(
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{\"items\":[",

@@ -39,7 +39,7 @@ async fn a_client_certificate_is_its_user() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strangers_see_health_and_version_only() {
+async fn anonymous_requests_get_only_health_and_version() {
     let server = Server::start().await;
     let ask = |path: &'static str| send(&server, User::anonymous(), "GET", path, &[], "");
     assert_eq!(ask("/healthz").await.body, "ok");
@@ -57,7 +57,7 @@ async fn strangers_see_health_and_version_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_those_who_may_act_as_others() {
+async fn impersonation_needs_permission() {
     let server = Server::start().await;
     let headers = [("impersonate-user", "system:kube-scheduler")];
     let admin = User::new("kubernetes-admin", ["system:masters"]);
@@ -99,7 +99,7 @@ async fn an_access_review_without_attributes_is_invalid_and_names_no_kind_as_ups
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reviews_say_who_may_do_what() {
+async fn access_reviews_return_the_authorizers_decision() {
     let server = Server::start().await;
     let ask = |user: User, kind: &'static str, spec: machinery::json::Value| {
         let server = &server;

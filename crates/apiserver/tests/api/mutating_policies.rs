@@ -283,7 +283,7 @@ async fn custom_resources_are_changed_by_their_schema() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_and_where_an_object_is_no_policy_changes() {
+async fn a_mutating_policy_cannot_change_kind_name_or_namespace() {
     let server = Server::start().await;
     let kind = patch(
         "[JSONPatch{op: 'replace', path: '/kind', value: 'Secret'},
@@ -305,4 +305,87 @@ async fn what_and_where_an_object_is_no_policy_changes() {
         (&refused["code"], &refused["reason"]),
         (&json!(400), &json!("BadRequest"))
     );
+}
+
+/// The match constraints of a policy for creates of a subresource.
+fn of_subresource(name: &str) -> Value {
+    json!({"matchConstraints": {"resourceRules": [{"operations": ["CREATE"], "apiGroups": [""],
+        "apiVersions": ["v1"], "resources": [name]}]}})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_issued_as_policies_changed_its_request() {
+    let server = Server::start().await;
+    let capped = patch("[JSONPatch{op: 'add', path: '/spec/expirationSeconds', value: 600}]");
+    let rules = of_subresource("serviceaccounts/token");
+    bind(
+        &server,
+        policy("capped", json!([capped]), rules.clone()),
+        Value::Null,
+    )
+    .await;
+    let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    let long = json!({"spec": {"audiences": ["vault"], "expirationSeconds": 7200}});
+    let issued = eventually(|| async {
+        let issued = admin(&server, "POST", path, long.clone()).await.json();
+        (issued["spec"]["expirationSeconds"] == 600).then_some(issued)
+    })
+    .await;
+    assert_eq!(issued["spec"]["audiences"], json!(["vault"]));
+    // A policy sees the default audiences of a request without any.
+    let expression = "object.spec.audiences.all(one, one == 'vault')";
+    let mut strict = json!({"metadata": {"name": "strict"}, "spec": rules});
+    strict["spec"]["validations"] = json!([{"expression": expression}]);
+    create(
+        &server,
+        &format!("{GROUP}/validatingadmissionpolicies"),
+        strict,
+    )
+    .await;
+    let bound = json!({"policyName": "strict", "validationActions": ["Deny"]});
+    create(
+        &server,
+        &format!("{GROUP}/validatingadmissionpolicybindings"),
+        json!({"metadata": {"name": "strict"}, "spec": bound}),
+    )
+    .await;
+    let refused = eventually(|| async {
+        let answer = admin(&server, "POST", path, json!({"spec": {}})).await;
+        (answer.code != 201).then_some(answer)
+    })
+    .await;
+    let why = format!("failed expression: {expression}");
+    assert!(refused.body.contains(&why), "{}", refused.body);
+    assert_eq!(admin(&server, "POST", path, long).await.code, 201);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_is_evicted_with_the_options_that_policies_set() {
+    let server = Server::start().await;
+    let patient =
+        patch("[JSONPatch{op: 'add', path: '/deleteOptions', value: {'gracePeriodSeconds': 7}}]");
+    let rules = of_subresource("pods/eviction");
+    bind(
+        &server,
+        policy("patient", json!([patient]), rules),
+        Value::Null,
+    )
+    .await;
+    let pods = "/api/v1/namespaces/default/pods";
+    let evicted = eventually(|| async {
+        let name = format!("pod-{}", rand::random::<u64>());
+        let spec = json!({"nodeName": "n", "containers": [{"name": "c", "image": "i"}]});
+        let pod = json!({"metadata": {"name": name}, "spec": spec});
+        let made = admin(&server, "POST", pods, pod).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+        let eviction = json!({"metadata": {"name": name}});
+        let path = format!("{pods}/{name}/eviction");
+        let evicted = admin(&server, "POST", &path, eviction).await;
+        assert_eq!(evicted.code, 201, "{}", evicted.body);
+        let pod = admin(&server, "GET", &format!("{pods}/{name}"), Value::Null).await;
+        let pod = pod.json();
+        (pod["metadata"]["deletionGracePeriodSeconds"] == 7).then_some(pod)
+    })
+    .await;
+    assert!(!evicted["metadata"]["deletionTimestamp"].is_null());
 }

@@ -15,7 +15,7 @@ async fn get(server: &Server, path: &str, headers: &[(&str, &str)]) -> Raw {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn people_get_indented_answers() {
+async fn browsers_and_curl_get_indented_json() {
     let server = Server::start().await;
     let one = "/api/v1/namespaces/default";
     let plain = get(&server, one, &[]).await;
@@ -137,7 +137,7 @@ async fn answers_on_the_same_machine_are_not_compressed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_question_has_no_table() {
+async fn access_reviews_cannot_be_requested_as_table() {
     let server = Server::start().await;
     let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
     let question = json!({"spec": {"nonResourceAttributes": {"path": "/", "verb": "get"}}});

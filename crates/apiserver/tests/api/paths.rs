@@ -26,7 +26,7 @@ fn said(answer: &Raw) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unknown_paths_and_methods_are_refused_by_who_is_asked() {
+async fn unknown_paths_and_methods_get_upstreams_404_and_405() {
     let server = Server::start().await;
     for (methods, path, code, message) in [
         // Paths without a router.
@@ -189,7 +189,7 @@ async fn documents_are_written_as_they_are_wanted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn health_is_told_check_by_check() {
+async fn verbose_health_lists_each_check() {
     let server = Server::start().await;
     let verbose = ask(
         &server,

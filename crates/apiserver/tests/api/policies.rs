@@ -571,7 +571,7 @@ async fn an_expression_that_costs_too_much_is_stopped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_not_read_parameters_makes_no_policy_of_them() {
+async fn creating_a_policy_needs_permission_to_read_its_parameters() {
     let server = Server::start().await;
     let rules = json!([{"apiGroups": ["admissionregistration.k8s.io"], "resources": ["*"], "verbs": ["*"]}]);
     let role = json!({"metadata": {"name": "author"}, "rules": rules});

@@ -5,7 +5,7 @@ use machinery::json::{Value, json};
 use crate::support::{Server, admin, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_accepted_and_not_enforced_is_said() {
+async fn fields_that_are_not_enforced_return_a_warning() {
     let server = Server::start().await;
     let group = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims";
     let claim = json!({"metadata": {"name": "devices"}, "spec": {"devices": {}}});

@@ -212,7 +212,7 @@ async fn an_address_that_somebody_deletes_comes_back_to_its_service() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_leaks_is_freed_within_a_minute_and_told() {
+async fn leaked_addresses_are_released_with_an_event() {
     let clock = stdx::FakeClock::at(stdx::Clock::now(&stdx::SystemClock));
     let limits = apiserver::Limits::default();
     let server = Server::start_on(limits, std::sync::Arc::new(clock.clone())).await;

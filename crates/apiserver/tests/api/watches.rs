@@ -74,7 +74,7 @@ fn pair(kind: &str, name: &str) -> (String, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_without_a_revision_begins_with_what_stands() {
+async fn a_watch_without_a_revision_begins_with_existing_objects() {
     let server = Server::start().await;
     make(&server, "a", json!({"w": "1"})).await;
     let mut watch = watch(&server, "labelSelector=w").await;

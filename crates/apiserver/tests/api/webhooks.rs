@@ -174,7 +174,7 @@ async fn a_patch_that_makes_an_object_invalid_stores_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_webhook_that_cannot_be_asked_is_what_its_failure_policy_says() {
+async fn an_unreachable_webhook_follows_its_failure_policy() {
     let server = Server::start().await;
     let hook = Hook::start(|review| {
         let uid = review["request"]["uid"].clone();
@@ -569,7 +569,7 @@ async fn updates_deletes_and_subresources_are_asked_about_as_what_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn configurations_of_admission_are_never_asked_about() {
+async fn webhooks_do_not_admit_webhook_configurations() {
     let server = Server::start().await;
     let hook = Hook::start(|review| Reply::Json(answer(review, json!({"allowed": false})))).await;
     let all = json!({"rules": [rule(&["*"], "admissionregistration.k8s.io", "*", &["*"])]});
@@ -671,7 +671,7 @@ async fn custom_resources_are_changed_and_cut_to_their_schema() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn questions_are_asked_about_like_objects() {
+async fn reviews_and_token_requests_are_admitted_by_webhooks() {
     let server = Server::start().await;
     let hook = Hook::start(|review| {
         let name = review["request"]["resource"]["resource"].as_str();

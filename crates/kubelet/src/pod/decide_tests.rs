@@ -502,7 +502,7 @@ fn only_a_container_that_may_run_again_is_killed_to_do_so() {
 }
 
 #[test]
-fn a_killed_container_keeps_its_distance_from_the_end_before_it() {
+fn crash_loop_back_off_counts_from_the_previous_exit() {
     let crash = CrashBackoff {
         hash: spec::content_hash(&spec::spec(&simple("Always")).containers[0]),
         delay: std::time::Duration::from_secs(300),

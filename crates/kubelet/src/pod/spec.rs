@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_the_api_cannot_say_that_it_comes_from_a_file() {
+    fn the_config_source_annotation_of_api_pods_is_ignored() {
         let pod = |source: &str| {
             let mut pod = Pod::default();
             let annotations = pod.metadata.annotations.get_or_insert_default();

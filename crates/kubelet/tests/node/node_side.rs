@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::{runtime::Fake, support::TestNode};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn certificates_and_tokens_get_in_as_far_as_rbac_lets_them() {
+async fn requests_are_authenticated_and_authorized_by_rbac() {
     let node = TestNode::start().await;
     for path in [
         "/healthz",

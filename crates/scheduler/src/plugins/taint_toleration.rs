@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn hard_taints_turn_away_and_soft_ones_count() {
+    fn no_schedule_filters_and_prefer_no_schedule_scores() {
         let (mut cluster, pod) = (cluster(), samples::pod("a", "0", "0"));
         assert_eq!(filtered(&TaintToleration, &pod, &mut cluster), [2, 3, 4]);
         let scores = scored(&TaintToleration, &pod, &mut cluster, &[2, 3, 4]);

@@ -142,7 +142,7 @@ mod tests {
     use crate::samples::{self, filtered};
 
     #[test]
-    fn a_volume_draws_its_pod_into_one_of_its_zones() {
+    fn a_pod_is_scheduled_only_to_zones_of_its_volume() {
         let mut cluster = Cluster::default();
         for (name, zone) in [("a1", "a"), ("b1", "b"), ("c1", "c")] {
             cluster.put_node(samples::labelled(

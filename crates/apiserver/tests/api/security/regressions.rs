@@ -320,7 +320,7 @@ async fn forged_tokens_open_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_becomes_another_by_half_a_permission() {
+async fn impersonation_needs_permission_for_user_groups_and_extra() {
     let server = Server::start().await;
     let one = json!([{"apiGroups": [""], "resources": ["users"], "verbs": ["impersonate"],
                       "resourceNames": ["bob"]}]);
@@ -534,7 +534,7 @@ async fn external_addresses_are_refused_unless_they_are_allowed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bombs_and_giants_are_refused_quickly() {
+async fn decompression_bombs_and_oversized_bodies_are_rejected() {
     let server = Server::start().await;
     let path = "/api/v1/namespaces/default/configmaps";
     let post = async |media: &str, body: String| {
@@ -579,7 +579,7 @@ async fn bombs_and_giants_are_refused_quickly() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_gives_away_more_than_they_have() {
+async fn rbac_escalation_is_forbidden() {
     let server = Server::start().await;
     let rules = json!([
         {"apiGroups": ["rbac.authorization.k8s.io"], "verbs": ["create", "update", "patch", "get"],

@@ -96,7 +96,7 @@ async fn a_token_in_a_secret_goes_with_the_secret_and_the_account() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_nobody_keeps_or_that_is_for_others_is_none() {
+async fn tokens_of_deleted_secrets_and_of_other_audiences_are_rejected() {
     let server = with_account().await;
     let account = admin(&server, "GET", &format!("{ACCOUNTS}/bot"), Value::Null)
         .await
