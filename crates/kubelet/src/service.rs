@@ -45,6 +45,8 @@ use crate::{
 const PLUGIN_REGISTRY: &str = "plugins_registry";
 /// The number of volumes that are set up or removed at a time.
 const BLOCKING: usize = 16;
+/// How long the start waits for the runtime to report its cgroup driver.
+const DRIVER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The kubelet service.
 pub struct Kubelet {
@@ -88,8 +90,8 @@ async fn run(config: Arc<Config>, stop: &Context, context: &Context) -> Outcome 
     own_process::set(&config.kubelet);
     let drivers = Drivers::default();
     let core = Arc::new(core(&config, context, &drivers));
-    // A runtime that does not answer makes the node NotReady.
-    let _ = cgroup_driver::determine(&core).await;
+    // A runtime that does not answer makes the node NotReady, which must be reported soon.
+    let _ = tokio::time::timeout(DRIVER_TIMEOUT, cgroup_driver::determine(&core)).await;
     cgroups::ensure_classes(&core.cgroup_root(), core.machine.page_sizes())?;
     let weight = core.admitted.burstable();
     context.spawn(
