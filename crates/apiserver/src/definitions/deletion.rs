@@ -113,10 +113,10 @@ async fn try_empty(core: &Arc<Core>, definition: &Value) -> Result<bool, Status>
     }
 }
 
-/// Whether a stored definition is still the deleted one, and waits for its objects. Another one of the same name may
-/// have been created meanwhile.
+/// Whether a stored definition is still the deleted one, and waits for its objects. After a change another task begins,
+/// and another definition of the same name may have been created.
 fn is_cleaned_up(stored: &Object, definition: &Value) -> bool {
-    definition["metadata"]["uid"] == meta::text(stored, "uid")
+    definition["metadata"]["resourceVersion"] == meta::text(stored, "resourceVersion")
         && meta::is_deleting(stored)
         && meta::finalizers(stored).contains(&CLEANUP)
 }
@@ -163,9 +163,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_deleted_definition_itself_is_emptied() {
+    fn only_the_deleted_definition_itself_is_emptied_and_by_one_task() {
         let deleted = json!({"metadata": {
-            "uid": "1", "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [CLEANUP],
+            "resourceVersion": "7", "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [CLEANUP],
         }});
         let with = |field: &str, value: Value| {
             let mut stored = deleted.clone();
@@ -174,8 +174,7 @@ mod tests {
         };
         for (stored, expected) in [
             (deleted.clone(), true),
-            (with("labels", json!({"a": "b"})), true),
-            (with("uid", "2".into()), false),
+            (with("resourceVersion", "8".into()), false),
             (with("deletionTimestamp", Value::Null), false),
             (with("finalizers", json!(["example.com/other"])), false),
         ] {
