@@ -75,16 +75,16 @@ impl Server {
             .stdout(log.try_clone().expect("a log file"))
             .stderr(log)
             .spawn();
-        let mut daemon = daemon.expect("the binary starts");
+        // Known before anything can panic: it is killed when this value is dropped.
+        self.daemon = Some(daemon.expect("the binary starts"));
         let own = format!("https://{}:6443", self.machine.address());
         until("the server to be ready", Duration::from_secs(60), || {
-            if let Ok(Some(status)) = daemon.try_wait() {
+            if let Some(Ok(Some(status))) = self.daemon.as_mut().map(Child::try_wait) {
                 panic!("mainstay ended with {status}:\n{}", tail(&self.log()));
             }
             let ran = self.kubectl(&["--server", &own, "get", "--raw", "/readyz"]);
             if ran.ok { Ok(()) } else { Err(ran.stderr) }
         });
-        self.daemon = Some(daemon);
     }
 
     /// Runs `mainstay server` to its end: for servers that are rejected.

@@ -36,10 +36,11 @@ const AGENT: &str = concat!("mainstay/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The keep-alive timeout, after which a vanished peer is noticed, also by watches.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// The keep-alive and connect timeout if there are other servers.
+/// The connect timeout if there are other servers.
 const SOON: Duration = Duration::from_secs(2);
-/// The keep-alive interval if there are other servers.
-const ASK: Duration = Duration::from_secs(1);
+/// The keep-alive interval and timeout if there are other servers: a silent one is left after less
+/// than two seconds.
+const SEVERAL: (Duration, Duration) = (Duration::from_millis(700), Duration::from_secs(1));
 /// A server that has not answered after this time is not waited for alone: the next one is tried in
 /// parallel.
 const STAGGER: Duration = Duration::from_millis(300);
@@ -93,7 +94,7 @@ type Http = Client<Connect, Body>;
 fn open_pool(connector: Connect) -> Http {
     // With other servers, a vanished one is given up soon.
     let (interval, patience) = match connector.has_others() {
-        true => (ASK, SOON),
+        true => SEVERAL,
         false => (KEEP_ALIVE, KEEP_ALIVE),
     };
     Client::builder(TokioExecutor::new())
