@@ -308,7 +308,7 @@ fn suggestions(given: &str) -> Vec<String> {
 }
 
 /// How many letters to insert, delete or replace.
-fn distance(one: &str, other: &str) -> usize {
+pub(crate) fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (i, a) in one.chars().enumerate() {

@@ -14,6 +14,7 @@ mod download;
 mod duration;
 mod error;
 mod glob;
+mod hint;
 mod json;
 mod kubeconfig;
 mod kuberc;

@@ -175,9 +175,13 @@ pub(crate) async fn target_of(session: &Session, manifest: Manifest) -> Result<T
     let name = text(&object["metadata"]["name"]);
     let given = text(&object["metadata"]["namespace"]);
     let Some(resource) = session.discovery.of_kind(&version, &kind).await? else {
+        let known = session.discovery.resources().await?;
+        let near = crate::hint::nearest(&kind, known.iter().map(|one| one.kind.as_str()));
+        let near = near.map(|near| format!("\ndid you mean {near:?} instead of {kind:?}?"));
         bail!(
             "resource mapping not found for name: {name:?} namespace: {given:?} from {source:?}: \
-             no matches for kind {kind:?} in version {version:?}\nensure CRDs are installed first"
+             no matches for kind {kind:?} in version {version:?}\nensure CRDs are installed first{}",
+            near.unwrap_or_default()
         );
     };
     let namespace = if given.is_empty() {

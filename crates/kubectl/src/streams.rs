@@ -268,11 +268,13 @@ pub(crate) async fn or_missing_namespace(session: &Session, error: anyhow::Error
     }
 }
 
-/// Sort order: ready pods, then running ones, then others.
+/// Sort order: ready pods, then running ones, then others; pods that are being deleted are last.
 fn readiness(pod: &Value) -> u8 {
     let is_ready =
         list(&pod["status"]["conditions"]).any(|c| c["type"] == "Ready" && c["status"] == "True");
-    u8::from(is_ready) * 2 + u8::from(pod["status"]["phase"] == "Running")
+    let is_running = pod["status"]["phase"] == "Running";
+    let is_staying = pod["metadata"]["deletionTimestamp"].is_null();
+    u8::from(is_staying) * 4 + u8::from(is_ready) * 2 + u8::from(is_running)
 }
 
 /// All pods of `TYPE/NAME`.

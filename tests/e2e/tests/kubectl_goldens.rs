@@ -135,8 +135,12 @@ fn words(line: &str) -> Vec<String> {
 }
 
 fn difference_of(ours: &Ran, theirs: &Ran) -> Option<String> {
+    // Hints are ours alone.
+    let is_hint = |line: &&str| line.contains("did you mean \"");
+    let lines = ours.stderr.split_inclusive('\n');
+    let errors: String = lines.filter(|line| !is_hint(line)).collect();
     let is_same =
-        ours.stdout == theirs.stdout && ours.code == theirs.code && ours.stderr == theirs.stderr;
+        ours.stdout == theirs.stdout && ours.code == theirs.code && errors == theirs.stderr;
     (!is_same).then(|| {
         format!(
             "--- ours ({:?})\n{}{}\n--- theirs ({:?})\n{}{}",

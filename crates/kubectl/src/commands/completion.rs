@@ -99,7 +99,7 @@ impl Completion {
 /// The words so far; the last one is being typed.
 #[derive(Debug, Args)]
 pub(crate) struct Complete {
-    #[arg(last = true)]
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<String>,
 }
 
@@ -133,6 +133,11 @@ impl Complete {
             wish => self.ask(&global, wish).await?,
         };
         found.iter().for_each(|line| println!("{line}"));
+        // Scripts of upstream's kubectl expect a directive: no names of files.
+        let mut words = std::env::args().skip_while(|word| word != "__complete");
+        if words.nth(1).as_deref() != Some("--") {
+            println!(":4");
+        }
         Ok(())
     }
 

@@ -39,9 +39,9 @@ pub(crate) struct PortForward {
     pod_running_timeout: String,
 }
 
-/// The connection to the current pod; replaced when it ends.
+/// The current pod and the connection to it; replaced when either ends.
 struct Link {
-    connection: Mutex<Option<Connection>>,
+    connection: Mutex<(Connection, Value)>,
 }
 
 impl PortForward {
@@ -49,7 +49,7 @@ impl PortForward {
         let (pod, service) = self.pod(session).await?;
         let ports = self.pairs(&pod, service.as_ref())?;
         let link = Arc::new(Link {
-            connection: Mutex::new(Some(connect(session, &pod).await?)),
+            connection: Mutex::new((connect(session, &pod).await?, pod.clone())),
         });
         let mut listeners = Vec::new();
         for (local, remote) in ports {
@@ -177,16 +177,13 @@ impl PortForward {
         remote: u16,
     ) -> Result<()> {
         let mut connection = link.connection.lock().await;
-        let is_lost = connection
-            .as_ref()
-            .is_none_or(|connection| connection.closed().is_cancelled());
-        if is_lost {
-            let (pod, _) = self.pod(session).await.context("lost connection to pod")?;
-            *connection = Some(connect(session, &pod).await?);
+        let (open, pod) = &mut *connection;
+        // The tunnel of a deleted pod may stay open.
+        if open.closed().is_cancelled() || !still_runs(session, pod).await {
+            let (next, _) = self.pod(session).await.context("lost connection to pod")?;
+            *open = connect(session, &next).await?;
+            *pod = next;
         }
-        let Some(open) = connection.as_mut() else {
-            return Ok(());
-        };
         let forwarded = open.open(remote);
         drop(connection);
         tokio::spawn(carry(stream, forwarded, remote));
@@ -205,6 +202,25 @@ async fn carry(mut stream: TcpStream, mut forwarded: streaming::client::Forwarde
     if !error.is_empty() {
         eprintln!("error: an error occurred forwarding {remote}: {error}");
     }
+}
+
+/// Whether the same pod is still there and not being deleted. A server that cannot be asked does not
+/// end a tunnel that works.
+async fn still_runs(session: &Session, pod: &Value) -> bool {
+    let metadata = &pod["metadata"];
+    let (namespace, name) = (str_of(&metadata["namespace"]), str_of(&metadata["name"]));
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+    match session.api.find(&path).await {
+        Ok(Some(live)) => is_same_running(pod, &live),
+        Ok(None) => false,
+        Err(_) => true,
+    }
+}
+
+fn is_same_running(pod: &Value, live: &Value) -> bool {
+    live["metadata"]["uid"] == pod["metadata"]["uid"]
+        && live["metadata"]["deletionTimestamp"].is_null()
+        && live["status"]["phase"] == "Running"
 }
 
 async fn connect(session: &Session, pod: &Value) -> Result<Connection> {
@@ -268,6 +284,23 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_pod_that_is_replaced_or_deleted_ends_its_tunnel() {
+        let pod = |uid: &str, phase: &str, deletion: Value| {
+            json!({"metadata": {"uid": uid, "deletionTimestamp": deletion},
+                "status": {"phase": phase}})
+        };
+        let first = pod("a", "Running", Value::Null);
+        for (live, expected) in [
+            (first.clone(), true),
+            (pod("b", "Running", Value::Null), false),
+            (pod("a", "Running", json!("2026-01-01T00:00:00Z")), false),
+            (pod("a", "Failed", Value::Null), false),
+        ] {
+            assert_eq!(is_same_running(&first, &live), expected, "{live}");
+        }
+    }
 
     #[test]
     fn ports_of_services_become_those_of_pods() {

@@ -70,7 +70,11 @@ impl Replace {
             errors.extend(
                 replaced
                     .err()
-                    .map(|error| error::with_source(error, "replacing", &target.source)),
+                    .map(|error| error::with_source(error, "replacing", &target.source))
+                    .map(|error| {
+                        let object = target.manifest.clone().unwrap_or_default();
+                        crate::hint::with_fields(error, &object, &target.source)
+                    }),
             );
         }
         error::aggregate(errors)

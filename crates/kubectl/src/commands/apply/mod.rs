@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::{
     api::{PatchType, Query},
     args::{DryRun, DryRunMode, FilesOrSelector, Validate},
-    error,
+    error, hint,
     json::{self, str_of},
     manifest, merge,
     output::PrintFlags,
@@ -277,7 +277,8 @@ impl Apply {
                 outcome => {
                     let verb = format!("applying patch to {}\nfor", described(target));
                     return outcome
-                        .map_err(|error| error::with_source(error, &verb, &target.source));
+                        .map_err(|error| error::with_source(error, &verb, &target.source))
+                        .map_err(|error| hint::with_fields(error, &wanted, &target.source));
                 }
             }
         }
@@ -334,7 +335,8 @@ impl Apply {
             .create(&target.collection(), wanted, &query)
             .await;
         let created =
-            created.map_err(|error| error::with_source(error, "creating", &target.source))?;
+            created.map_err(|error| error::with_source(error, "creating", &target.source));
+        let created = created.map_err(|error| hint::with_fields(error, wanted, &target.source))?;
         Ok((created, "created"))
     }
 

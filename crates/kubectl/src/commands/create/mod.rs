@@ -223,7 +223,9 @@ impl Common {
             .create(&target.collection(), &object, &self.query()?)
             .await;
         let created =
-            created.map_err(|error| error::with_source(error, "creating", &target.source))?;
+            created.map_err(|error| error::with_source(error, "creating", &target.source));
+        let created =
+            created.map_err(|error| crate::hint::with_fields(error, &object, &target.source))?;
         report.print(&created, "created")
     }
 
