@@ -43,6 +43,10 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
 fn explain(error: &anyhow::Error) -> String {
     let mut line = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
+        // The client's error and its causes repeat the server's message, with all of its Status.
+        if cause.starts_with("ApiError: ") {
+            break;
+        }
         if !line.ends_with(&cause) {
             line = format!("{line}: {cause}");
         }
@@ -144,5 +148,8 @@ mod tests {
         );
         let error = anyhow!("inner").context("outer");
         assert_eq!(explain(&error), "outer: inner");
+        let status = "ApiError: pods \"a\" not found: NotFound (Status { code: 404 })";
+        let error = anyhow!(status).context("pods \"a\" not found (NotFound)");
+        assert_eq!(explain(&error), "pods \"a\" not found (NotFound)");
     }
 }
