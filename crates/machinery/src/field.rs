@@ -2,7 +2,7 @@
 
 use crate::json::Value;
 use crate::text;
-use std::fmt;
+use std::{collections::HashSet, fmt};
 
 /// A path such as `spec.template.spec.containers[0].image` or `metadata.labels[app]`.
 ///
@@ -371,16 +371,12 @@ impl std::error::Error for Error {}
 
 /// Several errors on one line, deduplicated, in brackets if there is more than one.
 pub fn aggregate(errors: &[Error]) -> String {
-    let mut seen: Vec<String> = Vec::with_capacity(errors.len());
-    for error in errors {
-        let line = error.to_string();
-        if !seen.contains(&line) {
-            seen.push(line);
-        }
-    }
-    match seen.len() {
-        1 => seen.remove(0),
-        _ => format!("[{}]", seen.join(", ")),
+    let mut lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    let mut seen = HashSet::with_capacity(lines.len());
+    lines.retain(|line| seen.insert(line.clone()));
+    match lines.len() {
+        1 => lines.remove(0),
+        _ => format!("[{}]", lines.join(", ")),
     }
 }
 

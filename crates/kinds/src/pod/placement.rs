@@ -4,7 +4,7 @@ use crate::check;
 use crate::tree::{entries, int, is_set, list, text};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Value, format};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 pub(crate) fn check_tolerations(tolerations: &Value, path: &Path, errors: &mut Errors) {
     for (i, toleration) in list(tolerations).iter().enumerate() {
@@ -251,13 +251,11 @@ fn check_label_keys(term: &Value, path: &Path, errors: &mut Errors) {
 }
 
 pub(super) fn check_spread(constraints: &Value, path: &Path, errors: &mut Errors) {
-    let all = list(constraints);
-    for (i, constraint) in all.iter().enumerate() {
+    let all = list(constraints).iter().enumerate();
+    let last: HashMap<_, _> = all.clone().map(|(i, one)| (spread_key(one), i)).collect();
+    for (i, constraint) in all {
         let at = path.index(i);
-        let (key, action) = (
-            text(&constraint["topologyKey"]),
-            text(&constraint["whenUnsatisfiable"]),
-        );
+        let (key, action) = spread_key(constraint);
         check::positive(&constraint["maxSkew"], &at.child("maxSkew"), errors);
         if key.is_empty() {
             errors.push(Error::required(
@@ -272,10 +270,7 @@ pub(super) fn check_spread(constraints: &Value, path: &Path, errors: &mut Errors
             &at.child("whenUnsatisfiable"),
             errors,
         );
-        let same = |other: &Value| {
-            text(&other["topologyKey"]) == key && text(&other["whenUnsatisfiable"]) == action
-        };
-        if all[i + 1..].iter().any(same) {
+        if last.get(&(key, action)).is_some_and(|last| *last > i) {
             let at = at.child("{topologyKey, whenUnsatisfiable}");
             errors.push(Error::duplicate(&at, format!("{{{key}, {action}}}")));
         }
@@ -293,6 +288,14 @@ pub(super) fn check_spread(constraints: &Value, path: &Path, errors: &mut Errors
             errors,
         );
     }
+}
+
+/// What must be unique.
+fn spread_key(constraint: &Value) -> (&str, &str) {
+    (
+        text(&constraint["topologyKey"]),
+        text(&constraint["whenUnsatisfiable"]),
+    )
 }
 
 fn check_min_domains(constraint: &Value, action: &str, path: &Path, errors: &mut Errors) {

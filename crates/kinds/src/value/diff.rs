@@ -9,6 +9,9 @@ use std::fmt::Write;
 const CONTEXT: usize = 3;
 /// From this many lines on, lines that make up more than one percent do not start a matching block.
 const MANY_LINES: usize = 200;
+/// Above this many lines, one change replaces everything between the first and the last difference:
+/// the time for the smallest changes grows with the square of the lines.
+const MOST_LINES: usize = 4000;
 
 /// The unified diff from `a` to `b`; empty if equal.
 pub(crate) fn unified(a: &Value, b: &Value) -> String {
@@ -99,6 +102,9 @@ struct Part {
 }
 
 fn changes(a: &[String], b: &[String]) -> Vec<Part> {
+    if a.len().max(b.len()) > MOST_LINES {
+        return outer_change(a, b);
+    }
     let mut places: HashMap<&str, Vec<usize>> = HashMap::new();
     for (j, line) in b.iter().enumerate() {
         places.entry(line).or_default().push(j);
@@ -146,6 +152,23 @@ fn changes(a: &[String], b: &[String]) -> Vec<Part> {
     }
     together.into_iter().for_each(&mut put);
     parts
+}
+
+/// One change between the common lines at the beginning and at the end.
+fn outer_change(a: &[String], b: &[String]) -> Vec<Part> {
+    let head = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+    let rest = a.len().min(b.len()) - head;
+    let ends = a.iter().rev().zip(b.iter().rev()).take(rest);
+    let tail = ends.take_while(|(a, b)| a == b).count();
+    let (a, b) = (a.len(), b.len());
+    let parts = [
+        (true, (0, head), (0, head)),
+        (false, (head, a - tail), (head, b - tail)),
+        (true, (a - tail, a), (b - tail, b)),
+    ];
+    let parts = parts.map(|(same, a, b)| Part { same, a, b });
+    let is_empty = |part: &Part| part.a.0 == part.a.1 && part.b.0 == part.b.1;
+    parts.into_iter().filter(|part| !is_empty(part)).collect()
 }
 
 /// The longest run of equal lines within both ranges; of several, the first in `a`, then in `b`.
@@ -219,6 +242,27 @@ fn groups(parts: &[Part]) -> Vec<Vec<Part>> {
 mod tests {
     use super::*;
     use machinery::json::json;
+
+    #[test]
+    fn very_many_lines_are_compared_in_linear_time() {
+        let list = |name: &str| -> Value {
+            let items = (0..20_000).map(|i| format!("{name}{i}"));
+            ["first".to_owned()]
+                .into_iter()
+                .chain(items)
+                .chain(["last".to_owned()])
+                .collect::<Vec<_>>()
+                .into()
+        };
+        let text = unified(&list("a"), &list("b"));
+        assert!(
+            text.starts_with("@@ -1,20004 +1,20004 @@\n [\n  \"first\",\n- \"a0\",\n"),
+            "{}",
+            &text[..80]
+        );
+        assert!(text.ends_with("+ \"b19999\",\n  \"last\"\n ]\n"));
+        assert_eq!(unified(&list("a"), &list("a")), "");
+    }
 
     #[test]
     fn a_diff_has_context_lines() {
