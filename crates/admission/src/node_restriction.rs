@@ -213,6 +213,15 @@ fn own_node(attributes: &Attributes<'_>, node: &str, object: &Object) -> Result<
     let old = attributes.old.unwrap_or(&none);
     let field = |object: &Object, part: &str, field: &str| tree::get(object, part)[field].clone();
     let labels = |object: &Object| field(object, "metadata", "labels");
+    let is_changed =
+        |part: &str, name: &str| !tree::same(&field(object, part, name), &field(old, part, name));
+    // Beyond upstream: other nodes route to these ranges.
+    let is_written = attributes.operation != Operation::Delete;
+    for name in ["podCIDR", "podCIDRs"] {
+        if is_written && is_changed("spec", name) {
+            return Err(format!("node {node:?} is not allowed to set its {name}"));
+        }
+    }
     let source = field(object, "spec", "configSource");
     match attributes.operation {
         Operation::Create => {
@@ -235,7 +244,7 @@ fn own_node(attributes: &Attributes<'_>, node: &str, object: &Object) -> Result<
                 ));
             }
             for (part, name) in [("spec", "taints"), ("metadata", "ownerReferences")] {
-                if !tree::same(&field(object, part, name), &field(old, part, name)) {
+                if is_changed(part, name) {
                     return Err(format!("node {node:?} is not allowed to modify {name}"));
                 }
             }
@@ -399,6 +408,34 @@ mod tests {
         asked(&other, old.clone()).await.unwrap_err();
         other.user = User::new("eve", [""; 0]);
         asked(&other, old).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_kubelet_does_not_choose_the_pod_ranges_that_others_route_to_it() {
+        let own = |spec: Value| json!({"metadata": {"name": "a"}, "spec": spec});
+        let range = json!({"podCIDR": "10.42.1.0/24", "podCIDRs": ["10.42.1.0/24"]});
+        let create = case(Operation::Create, "nodes", "", "a");
+        asked(&create, own(json!({}))).await.unwrap();
+        asked(&create, own(range.clone())).await.unwrap_err();
+        let mut update = case(Operation::Update, "nodes", "", "a");
+        for (old, new, allowed) in [
+            (json!({}), json!({"providerID": "x"}), true),
+            (json!({}), range.clone(), false),
+            (range.clone(), range.clone(), true),
+            (range.clone(), json!({}), false),
+            (
+                range,
+                json!({"podCIDR": "10.42.1.0/24", "podCIDRs": ["10.42.1.0/24", "8.8.8.0/24"]}),
+                false,
+            ),
+        ] {
+            for subresource in ["", "status"] {
+                update.subresource = subresource;
+                update.old = Some(object(own(old.clone())));
+                let answer = asked(&update, own(new.clone())).await;
+                assert_eq!(answer.is_ok(), allowed, "{old} {new}");
+            }
+        }
     }
 
     #[tokio::test]

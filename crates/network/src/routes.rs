@@ -80,6 +80,21 @@ pub fn plan(peers: &[Peer], subnets: &[IpNet]) -> BTreeMap<IpNet, NextHop> {
     routes
 }
 
+/// Removes ranges that are not inside the cluster CIDRs or that overlap this node's own: a Node must
+/// not lead traffic of this node away.
+fn keep_pod_ranges(peer: &mut Peer, cluster_cidrs: &[IpNet], own: &[IpNet]) {
+    let name = &peer.name;
+    peer.pod_cidrs.retain(|cidr| {
+        let is_inside = cluster_cidrs.iter().any(|all| all.contains(cidr));
+        let overlaps = |own: &IpNet| own.contains(cidr) || cidr.contains(own);
+        let is_kept = is_inside && !own.iter().any(overlaps);
+        if !is_kept {
+            warn!(node = name, %cidr, "no route to pod CIDR: outside of the cluster CIDR, or this node's own");
+        }
+        is_kept
+    });
+}
+
 pub(crate) fn overlay_hardware(node: &str) -> [u8; 6] {
     hardware_address(&format!("vxlan/{node}"))
 }
@@ -125,10 +140,14 @@ impl NodeRoutes {
     /// Syncs the kernel's routes with a list of nodes. Changes only what differs; a second call
     /// changes nothing. An unreachable node does not delay others.
     pub async fn sync(&self, netlink: &Netlink, nodes: &[Peer]) -> Result<()> {
-        let (own, peers): (Vec<Peer>, Vec<Peer>) = nodes
+        let (own, mut peers): (Vec<Peer>, Vec<Peer>) = nodes
             .iter()
             .cloned()
             .partition(|node| node.name == self.config.node_name);
+        let own: Vec<IpNet> = own.into_iter().flat_map(|node| node.pod_cidrs).collect();
+        for peer in &mut peers {
+            keep_pod_ranges(peer, &self.config.cluster_cidrs, &own);
+        }
         let routes = plan(&peers, &subnets(netlink).await?);
         let overlay = Overlay {
             config: &self.config,
@@ -136,8 +155,7 @@ impl NodeRoutes {
             netlink,
         };
         let tunnels: Vec<Tunnel> = routes.iter().filter_map(Tunnel::new).collect();
-        let own = own.into_iter().flat_map(|node| node.pod_cidrs);
-        let device = overlay.sync(&tunnels, own.collect()).await?;
+        let device = overlay.sync(&tunnels, own).await?;
         let installed = tagged(netlink, &self.config.id).await?;
         self.remove_stale(netlink, &installed, &routes).await?;
         let mut outcome = Ok(());
@@ -374,6 +392,27 @@ mod tests {
                 hardware: overlay_hardware("c")
             }
         );
+    }
+
+    #[test]
+    fn a_node_gets_only_traffic_to_pod_ranges_that_are_not_this_nodes_own() {
+        let cluster = ["10.42.0.0/16", "fd42::/56"].map(|cidr| cidr.parse().unwrap());
+        let own = ["10.42.1.0/24".parse().unwrap()];
+        for (cidr, expected) in [
+            ("10.42.2.0/24", true),
+            ("fd42:0:0:2::/64", true),
+            ("0.0.0.0/0", false),
+            ("8.8.8.0/24", false),
+            ("10.43.0.0/16", false),
+            ("10.0.0.0/8", false),
+            ("10.42.0.0/16", false),
+            ("10.42.1.0/24", false),
+            ("10.42.1.128/25", false),
+        ] {
+            let mut peer = peer("b", "192.0.2.2", cidr);
+            keep_pod_ranges(&mut peer, &cluster, &own);
+            assert_eq!(!peer.pod_cidrs.is_empty(), expected, "{cidr}");
+        }
     }
 
     #[test]
