@@ -17,6 +17,9 @@ pub enum Error {
     /// An address is in use unexpectedly.
     #[error("address {0} is in use by sandbox {1}")]
     AddressInUse(IpAddr, String),
+    /// A process of the node listens on a host port.
+    #[error("host port {0}/{1} is in use by a process of the node")]
+    PortInUse(u16, &'static str),
     /// A file operation failed.
     #[error("{path}: {source}")]
     File {

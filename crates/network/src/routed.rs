@@ -5,7 +5,7 @@
 
 use std::{
     collections::BTreeSet,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -19,9 +19,10 @@ use tokio::sync::OnceCell;
 use tracing::{info, warn};
 
 use crate::{
-    AttachRequest, Attachment, CheckTimer, PodNetwork, Protocol, Result, Status, conntrack,
-    firewalls,
+    AttachRequest, Attachment, CheckTimer, Error, PodNetwork, PortMapping, Protocol, Result,
+    Status, conntrack, firewalls,
     ipam::{Ipam, Record},
+    is_free,
     links::{self, POD_LINK, PodLink},
     names,
     netns::Netlink,
@@ -255,6 +256,7 @@ impl RoutedNetwork {
         if let Some(record) = ipam.get(&request.sandbox_id) {
             return Ok(record.clone());
         }
+        check_host_ports(&request.port_mappings, &self.node_ips())?;
         let limits = Limits::from_annotations(&request.annotations)?;
         let free_link = |word: &str| {
             let mut names = (0..).map(|attempt| names::host_link(&self.config.id, word, attempt));
@@ -294,6 +296,24 @@ impl RoutedNetwork {
         let opened = rules::open_ports(&self.config.id, record, &self.others(record));
         self.change_rules(&opened).await
     }
+}
+
+/// Rejects host ports that processes of the node listen on: a pod must not receive the connections
+/// of the kubelet, of the API server or of other programs.
+fn check_host_ports(ports: &[PortMapping], node_ips: &[IpAddr]) -> Result<()> {
+    for port in ports.iter().filter(|port| port.host_port != 0) {
+        let given = port.host_ip.filter(|ip| !ip.is_unspecified());
+        let addresses = match &given {
+            Some(ip) => std::slice::from_ref(ip),
+            None => node_ips,
+        };
+        let mut addresses = addresses.iter();
+        let is_free = |ip: &IpAddr| is_free(SocketAddr::new(*ip, port.host_port), port.protocol);
+        if !addresses.all(is_free) {
+            return Err(Error::PortInUse(port.host_port, port.protocol.as_str()));
+        }
+    }
+    Ok(())
 }
 
 fn now_nanos() -> u64 {

@@ -125,6 +125,47 @@ fn host_ports_lead_to_the_pod_from_everywhere() {
 }
 
 #[test]
+fn a_host_port_that_a_process_of_the_node_listens_on_is_refused() {
+    lab::node(|outside| async move {
+        let state = tempfile::tempdir().unwrap();
+        let network = network(state.path()).await;
+        let own = UdpSocket::bind("0.0.0.0:5353").unwrap();
+        let api = std::net::TcpListener::bind("0.0.0.0:6443").unwrap();
+        let inside = std::net::TcpListener::bind("127.0.0.1:8080").unwrap();
+        let pod = Namespace::new();
+        let with_port = |protocol, host_port, host_ip| {
+            let mut with_port = request("a", &pod);
+            with_port.port_mappings = vec![PortMapping {
+                protocol,
+                container_port: 80,
+                host_port,
+                host_ip,
+            }];
+            with_port
+        };
+        for (protocol, port) in [(Protocol::Tcp, 6443), (Protocol::Udp, 5353)] {
+            for host_ip in [None, Some(NODE_IP), "0.0.0.0".parse().ok()] {
+                let refused = network.attach(with_port(protocol, port, host_ip)).await;
+                let why = refused.unwrap_err().to_string();
+                assert!(why.contains("is in use by a process of the node"), "{why}");
+                assert!(network.attachment("a").await.is_none());
+            }
+        }
+        // A process that listens on the loopback only does not serve the node's address.
+        let attached = with_port(Protocol::Tcp, 8080, None);
+        network.attach(attached.clone()).await.unwrap();
+        pod.serve("a", 80).await;
+        let answer = outside.ask(at("192.0.2.1:8080")).await;
+        assert_eq!(answer.unwrap(), "a 192.0.2.2");
+        drop((own, api, inside));
+        // An attached pod keeps its port, also if a process listens on it later.
+        let later = std::net::TcpListener::bind("0.0.0.0:8080").unwrap();
+        network.attach(attached).await.unwrap();
+        drop(later);
+    });
+}
+
+#[test]
 fn pod_traffic_passes_docker_and_removed_rules_are_restored() {
     lab::node(|outside| async move {
         let docker = "nft 'add table ip filter; \

@@ -393,7 +393,9 @@ impl Worker<'_> {
     }
 
     fn keep_host_ports(&mut self, key: &ServiceKey, views: &mut [PortView], nodes: &NodeAddresses) {
-        let kept = host_ports::keep_host_ports(views, nodes, host_ports::is_free);
+        let kept = host_ports::keep_host_ports(views, nodes, |(address, protocol)| {
+            network::is_free(address, protocol)
+        });
         let before = self.balancers.insert(key.clone(), kept.clone());
         if !kept.is_empty() && before.as_ref() != Some(&kept) {
             let (namespace, name) = key;
