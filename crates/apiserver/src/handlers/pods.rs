@@ -266,9 +266,10 @@ pub(crate) async fn evict(request: Request, resource: Arc<Resource>) -> Answer {
     write
         .ensure_namespace_matches(&mut eviction)
         .map_err(refuse)?;
-    let delete = check_eviction(&mut write, &eviction).map_err(refuse)?;
+    // Plugins see whether it is a dry run.
+    check_eviction(&mut write, &eviction).map_err(refuse)?;
     let core = request.core.clone();
-    core.supervise(async move { evict_pod(write, eviction, delete).await })
+    core.supervise(async move { evict_pod(write, eviction).await })
         .await
         .map_err(refuse)?;
     Ok(respond::warn(success(StatusCode::CREATED), &warnings))
@@ -309,19 +310,15 @@ fn check_eviction(write: &mut Write, eviction: &Object) -> Result<DeleteOptions,
 /// How often an eviction is retried after a conflict.
 const EVICTIONS: usize = 10;
 
-async fn evict_pod(
-    mut write: Write,
-    eviction: Object,
-    delete: DeleteOptions,
-) -> Result<(), Status> {
-    let asked = delete.preconditions.clone().unwrap_or_default();
-    // An eviction is created but not stored: plugins may refuse it before a disruption is taken.
-    // The pod's deletion is not admitted separately.
-    let mut admitted = eviction;
-    write
-        .admit_part("policy/v1", "Eviction", &mut admitted)
-        .await?;
+async fn evict_pod(mut write: Write, mut eviction: Object) -> Result<(), Status> {
+    // An eviction is created but not stored: plugins may change its options, and refuse it before a
+    // disruption is taken. The pod's deletion is not admitted separately.
+    let (version, kind) = ("policy/v1", "Eviction");
+    write.mutate_part(version, kind, &mut eviction).await?;
+    let delete = check_eviction(&mut write, &eviction)?;
+    write.validate_part(version, kind, &eviction).await?;
     write.admitted = true;
+    let asked = delete.preconditions.clone().unwrap_or_default();
     let mut attempts = EVICTIONS;
     loop {
         attempts -= 1;

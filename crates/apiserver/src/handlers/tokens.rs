@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use http::{HeaderValue, header};
+use kinds::tree;
 use machinery::json::json;
 use machinery::{
     Object, Status, Value, apply,
@@ -20,6 +21,8 @@ use crate::{
     write::Write,
 };
 
+const VERSION: &str = "authentication.k8s.io/v1";
+const KIND: &str = "TokenRequest";
 const SHORTEST: i64 = 600;
 const USUAL: i64 = 3600;
 
@@ -102,8 +105,10 @@ async fn issue(
     resource: &Resource,
     mut asked: Object,
 ) -> Result<Value, Status> {
+    // Plugins may shorten a token's life or restrict its audiences.
+    default_expiration(&mut asked);
+    write.mutate_part(VERSION, KIND, &mut asked).await?;
     check_place(write, &mut asked)?;
-    let asked = Value::Object(asked);
     let key = resource.key(&write.namespace, &write.name);
     let read = request.core.store.get(&key, store::Freshness::Newest).await;
     let (_, account) = read.map_err(failure::of_store)?;
@@ -111,17 +116,25 @@ async fn issue(
         .ok_or_else(|| write.not_found(&write.name))?
         .object
         .parse();
-    check_uid(&asked, &account, &write.name)?;
-    let seconds = seconds(&asked)?;
-    admit(write, &asked).await?;
+    let issuer = request.core.config.tokens.as_ref();
+    let issuer = issuer.ok_or_else(|| Status::internal("this server signs no tokens"))?;
+    let sent = Value::Object(asked.clone());
+    check_uid(&sent, &account, &write.name)?;
+    complete(
+        &mut asked,
+        write,
+        meta::text(&account, "uid"),
+        issuer.audiences(),
+    );
+    let seconds = seconds(tree::get(&asked, "spec"))?;
+    write.validate_part(VERSION, KIND, &asked).await?;
+    let asked = Value::Object(asked);
     let bound = bound(request, &write.namespace, &write.name, &asked).await?;
     let audiences = asked["spec"]["audiences"].as_array().into_iter().flatten();
     let audiences = audiences
         .filter_map(Value::as_str)
         .map(str::to_owned)
         .collect();
-    let issuer = request.core.config.tokens.as_ref();
-    let issuer = issuer.ok_or_else(|| Status::internal("this server signs no tokens"))?;
     let issued = issuer.issue(&TokenRequest {
         namespace: &write.namespace,
         service_account: &write.name,
@@ -140,9 +153,9 @@ async fn issue(
     let mut spec = json!({"audiences": issued.audiences, "expirationSeconds": seconds});
     spec["boundObjectRef"] = asked["spec"]["boundObjectRef"].clone();
     let answer = json!({
-        "kind": "TokenRequest",
-        "apiVersion": "authentication.k8s.io/v1",
-        "metadata": metadata(request, write, asked, meta::text(&account, "uid"), seconds),
+        "kind": KIND,
+        "apiVersion": VERSION,
+        "metadata": metadata(request, write, sent, meta::text(&account, "uid"), seconds),
         "spec": spec,
         "status": {"token": issued.token, "expirationTimestamp": meta::time(issued.expires)},
     });
@@ -154,13 +167,13 @@ async fn issue(
 fn metadata(request: &Request, write: &Write, asked: Value, uid: &str, seconds: i64) -> Value {
     let now = meta::time(request.core.config.clock.now());
     let mut asked = asked.as_object().cloned().unwrap_or_default();
-    kinds::tree::child_or_new(&mut asked, "spec").insert("expirationSeconds", seconds.into());
+    tree::child_or_new(&mut asked, "spec").insert("expirationSeconds", seconds.into());
     meta::forget_system(&mut asked);
     meta::set(&mut asked, "name", write.name.clone());
     meta::set(&mut asked, "namespace", write.namespace.clone());
     meta::set(&mut asked, "uid", uid.to_owned());
     meta::set(&mut asked, "creationTimestamp", now.clone());
-    let api_version = "authentication.k8s.io/v1";
+    let api_version = VERSION;
     let root = apply::typed("authentication/v1.TokenRequest").unwrap_or(apply::Root::Unknown);
     let writer = apply::Writer {
         manager: &write.field_manager,
@@ -174,15 +187,32 @@ fn metadata(request: &Request, write: &Write, asked: Value, uid: &str, seconds: 
     asked.shift_remove("metadata").unwrap_or_default()
 }
 
-/// Admits the TokenRequest. It is not stored, so changes by plugins are discarded.
-async fn admit(write: &Write, asked: &Value) -> Result<(), Status> {
-    let mut object = asked.as_object().cloned().unwrap_or_default();
-    let version = "authentication.k8s.io/v1";
-    write.admit_part(version, "TokenRequest", &mut object).await
+/// The default of decoding.
+fn default_expiration(asked: &mut Object) {
+    let spec = tree::child_or_new(asked, "spec");
+    if !spec.get("expirationSeconds").is_some_and(tree::is_set) {
+        spec.insert("expirationSeconds", USUAL.into());
+    }
 }
 
-fn seconds(asked: &Value) -> Result<i64, Status> {
-    let seconds = asked["spec"]["expirationSeconds"].as_i64().unwrap_or(USUAL);
+/// What validating plugins see and no client needs to send: the account and this server's
+/// audiences.
+fn complete(asked: &mut Object, write: &Write, uid: &str, audiences: &[String]) {
+    meta::set(asked, "name", write.name.clone());
+    meta::set(asked, "namespace", write.namespace.clone());
+    meta::set(asked, "uid", uid.to_owned());
+    asked.shift_remove("status");
+    let spec = tree::child_or_new(asked, "spec");
+    if spec
+        .get("audiences")
+        .is_none_or(|known| tree::list(known).is_empty())
+    {
+        spec.insert("audiences", audiences.to_vec().into());
+    }
+}
+
+fn seconds(spec: &Value) -> Result<i64, Status> {
+    let seconds = spec["expirationSeconds"].as_i64().unwrap_or(USUAL);
     let path = Path::new("spec.expirationSeconds");
     let why = match seconds {
         short if short < SHORTEST => "may not specify a duration less than 10 minutes",

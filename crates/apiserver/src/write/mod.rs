@@ -188,38 +188,60 @@ impl Write {
         self.subresource == "scale"
     }
 
-    /// Admits a body that is not stored itself: a binding, an eviction, a token request. Its
-    /// operation is create, on a subresource of the object that the write names.
+    /// Admits a body that is not stored itself, such as a binding. Its operation is create, on a
+    /// subresource of the object that the write names.
     pub(crate) async fn admit_part(
         &self,
         api_version: &str,
         kind: &str,
         body: &mut Object,
     ) -> Result<(), Status> {
-        let attributes = Attributes {
+        self.mutate_part(api_version, kind, body).await?;
+        self.validate_part(api_version, kind, body).await
+    }
+
+    /// The first half of [`Write::admit_part`]: the body takes effect as plugins changed it.
+    pub(crate) async fn mutate_part(
+        &self,
+        api_version: &str,
+        kind: &str,
+        body: &mut Object,
+    ) -> Result<(), Status> {
+        let (chain, timing) = (&self.core.admission, &self.core.metrics.admission);
+        let attributes = self.part_attributes(api_version, kind);
+        admission::mutate(chain, timing, &attributes, body).await
+    }
+
+    /// The second half of [`Write::admit_part`], after the body is complete.
+    pub(crate) async fn validate_part(
+        &self,
+        api_version: &str,
+        kind: &str,
+        body: &Object,
+    ) -> Result<(), Status> {
+        let (chain, timing) = (&self.core.admission, &self.core.metrics.admission);
+        let attributes = self.part_attributes(api_version, kind);
+        admission::validate(chain, timing, &attributes, Some(body)).await
+    }
+
+    fn part_attributes<'a>(&'a self, api_version: &'a str, kind: &'a str) -> Attributes<'a> {
+        Attributes {
             api_version,
             kind,
             ..self.attributes(Operation::Create, &self.name, None)
-        };
-        self.admit(&attributes, body).await
+        }
     }
 
     /// The same for a binding posted to `bindings`, which is a resource of its own.
     pub(crate) async fn admit_binding(&self, body: &mut Object) -> Result<(), Status> {
         let attributes = Attributes {
-            api_version: "v1",
-            kind: "Binding",
             resource: "bindings",
             subresource: "",
-            ..self.attributes(Operation::Create, &self.name, None)
+            ..self.part_attributes("v1", "Binding")
         };
-        self.admit(&attributes, body).await
-    }
-
-    async fn admit(&self, attributes: &Attributes<'_>, body: &mut Object) -> Result<(), Status> {
         let (chain, timing) = (&self.core.admission, &self.core.metrics.admission);
-        admission::mutate(chain, timing, attributes, body).await?;
-        admission::validate(chain, timing, attributes, Some(body)).await
+        admission::mutate(chain, timing, &attributes, body).await?;
+        admission::validate(chain, timing, &attributes, Some(body)).await
     }
 
     async fn admit_mutating(
