@@ -60,24 +60,39 @@ impl Answer {
 
     fn write(&self, out: &mut fmt::Formatter<'_>, depth: usize) -> fmt::Result {
         let indent = "  ".repeat(depth);
-        writeln!(out, "{indent}{}", self.verdict)?;
+        writeln!(out, "{indent}{}", visible(&self.verdict))?;
         for cause in &self.causes {
             match cause {
                 Cause::Text(text) => {
                     let mut lines = text.lines();
-                    writeln!(out, "{indent}  {}", lines.next().unwrap_or_default())?;
+                    let first = visible(lines.next().unwrap_or_default());
+                    writeln!(out, "{indent}  {first}")?;
                     for line in lines {
-                        writeln!(out, "{indent}    {line}")?;
+                        writeln!(out, "{indent}    {}", visible(line))?;
                     }
                 }
                 Cause::Answer(answer) => answer.write(out, depth + 1)?,
             }
         }
         for step in &self.next {
-            writeln!(out, "{indent}  -> {step}")?;
+            writeln!(out, "{indent}  -> {}", visible(step))?;
         }
         Ok(())
     }
+}
+
+/// Makes control characters visible: others write the messages in objects, and a terminal would
+/// obey them.
+fn visible(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\x1b' => shown.push_str("^["),
+            c if c.is_control() && c != '\n' => shown.extend(c.escape_default()),
+            c => shown.push(c),
+        }
+    }
+    shown
 }
 
 impl fmt::Display for Answer {
@@ -89,6 +104,15 @@ impl fmt::Display for Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_sequences_in_messages_of_objects_do_not_reach_the_terminal() {
+        let answer = Answer::new("pod/a\x1b[2J waits")
+            .because("one\x1b]0;title\x07\ntwo\rthree\u{9b}31m")
+            .next("kubectl\x1b[A");
+        let expected = "pod/a^[[2J waits\n  one^[]0;title\\u{7}\n    two\\rthree\\u{9b}31m\n  -> kubectl^[[A\n";
+        assert_eq!(answer.to_string(), expected);
+    }
 
     #[test]
     fn causes_are_indented_below_their_result() {
