@@ -21,6 +21,9 @@ use crate::{
 
 /// The TTL of a stale answer.
 const STALE_TTL: u32 = 30;
+/// Longer replies are not cached, which bounds the memory of the cache: the server of a name chooses
+/// their length. Replies over UDP are rarely longer.
+const LONGEST_REPLY: usize = 4096;
 
 /// The result of a lookup.
 #[derive(Debug, PartialEq, Eq)]
@@ -118,6 +121,9 @@ impl<K: Hash + Eq + Clone> Cache<K> {
 
     /// Stores a reply about a name, if it may be cached.
     pub(crate) fn keep(&self, key: &K, name: &Name, reply: &[u8]) {
+        if reply.len() > LONGEST_REPLY {
+            return;
+        }
         let Some((denial, life, ttls)) = life(reply) else {
             return;
         };
@@ -367,7 +373,10 @@ mod tests {
         truncated.metadata.truncation = true;
         let mut failed = reply(&[60]);
         failed.metadata.response_code = ResponseCode::ServFail;
-        for message in [truncated, failed, reply(&[0]), reply(&[])] {
+        // Its sender chose its length.
+        let long = reply(&[60; 1000]);
+        assert!(long.to_vec().unwrap().len() > LONGEST_REPLY);
+        for message in [truncated, failed, long, reply(&[0]), reply(&[])] {
             keep(&cache, "a", &message.to_vec().unwrap());
             assert_eq!(cache.find(&"a"), CacheLookup::Nothing);
         }
