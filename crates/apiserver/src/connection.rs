@@ -40,12 +40,12 @@ use crate::{
 use request::Pace;
 
 /// Timeout of the TLS handshake.
-const PATIENCE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The HTTP/2 receive window: bytes of a body that may be in flight before a handler reads it, as
 /// upstream.
 const STREAM_WINDOW: u32 = 256 << 10;
 /// How long a new connection may go without a request.
-const FIRST: Duration = Duration::from_secs(32);
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(32);
 
 /// Serves one connection, from its handshake to its close.
 pub(crate) async fn serve(
@@ -56,7 +56,7 @@ pub(crate) async fn serve(
 ) {
     // If the peer has already disconnected, the handshake fails.
     let _ = stream.set_nodelay(true);
-    let tls = match tokio::time::timeout(PATIENCE, acceptor.accept(stream)).await {
+    let tls = match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(tls)) => tls,
         Ok(Err(error)) => {
             core.metrics.handshake_failed();
@@ -182,7 +182,7 @@ impl Drop for Busy {
 /// for at least the idle time and no HTTP/2 stream is open. Open HTTP/1 requests are not counted:
 /// the caller shuts the connection down gracefully, which lets them finish.
 async fn quiet(activity: Arc<Activity>, idle: Duration) -> bool {
-    tokio::time::sleep(FIRST.min(idle)).await;
+    tokio::time::sleep(FIRST_REQUEST_TIMEOUT.min(idle)).await;
     let mut seen = activity.begun.load(Ordering::Relaxed);
     if seen == 0 {
         return true;

@@ -23,7 +23,7 @@ use crate::{
 use request::BodyError;
 
 /// Lists up to this size are sent whole, with Content-Length.
-const WHOLE: usize = 128 * 1024;
+const MAX_UNCHUNKED_BYTES: usize = 128 * 1024;
 /// The size of a piece of a longer list. With its chunk header and trailer it fills the records of
 /// one TLS write completely.
 const PIECE: usize = 64 * 1024 - "fff8\r\n\r\n".len();
@@ -80,7 +80,7 @@ impl Pieces {
         if self.rest.len() >= size {
             return Ok(Some(self.rest.split_to(size)));
         }
-        let mut out = BytesMut::with_capacity(size.min(WHOLE) + 8 * 1024);
+        let mut out = BytesMut::with_capacity(size.min(MAX_UNCHUNKED_BYTES) + 8 * 1024);
         out.put_slice(&std::mem::take(&mut self.rest));
         if let Some(head) = self.head.take() {
             out.put_slice(&head);
@@ -207,7 +207,7 @@ fn send(
     media: &'static str,
 ) -> Result<Response<Body>, Status> {
     let mut pieces = Pieces::new(output, form, page)?;
-    let first = pieces.next(WHOLE)?.unwrap_or_default();
+    let first = pieces.next(MAX_UNCHUNKED_BYTES)?.unwrap_or_default();
     if pieces.is_over() {
         return Ok(respond::bytes(StatusCode::OK, media, first));
     }

@@ -1,7 +1,7 @@
 //! Limits on data from unauthenticated clients, and draining of bodies that no handler reads.
 //!
-//! Before a connection has an authenticated request, up to [`FREE`] bytes are read ahead of its
-//! responses. Reading more takes one of a few permits ([`ReadAhead`]); without one the rest stays
+//! Before a connection has an authenticated request, up to [`UNAUTHENTICATED_READ_AHEAD`] bytes are
+//! read ahead of its responses. Reading more takes one of a few permits ([`ReadAhead`]); without one the rest stays
 //! in the client's buffers. So each unauthenticated client costs little memory, and all of them
 //! together are bounded by the permits. Once a request of the connection is authenticated, no limit
 //! applies.
@@ -28,13 +28,13 @@ use tokio_util::task::TaskTracker;
 
 /// Bytes read from an unauthenticated client before a response: ten times the head of an ordinary
 /// request.
-const FREE: usize = 64 * 1024;
+const UNAUTHENTICATED_READ_AHEAD: usize = 64 * 1024;
 /// How many of them may send more at once; each up to the longest head.
-const PERMITS: usize = 64;
+const MAX_LARGE_UNAUTHENTICATED: usize = 64;
 /// Maximum bytes drained from an unread body, of an authenticated client and of another.
-const DRAINED: (usize, usize) = (8 << 20, 256 << 10);
+const MAX_DRAINED_BYTES: (usize, usize) = (8 << 20, 256 << 10);
 /// Maximum duration of draining, likewise.
-const PATIENCE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(2));
+const DRAIN_TIMEOUT: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(2));
 
 /// The permits of all connections.
 #[derive(Clone)]
@@ -42,7 +42,7 @@ pub(crate) struct ReadAhead(Arc<Semaphore>);
 
 impl Default for ReadAhead {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(PERMITS)))
+        Self(Arc::new(Semaphore::new(MAX_LARGE_UNAUTHENTICATED)))
     }
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Sender {
     is_known: AtomicBool,
     /// Bytes received since the last response.
     received: AtomicUsize,
-    /// Guards the permit of an unauthenticated client that sends more than [`FREE`].
+    /// Guards the permit of an unauthenticated client that sends more than [`UNAUTHENTICATED_READ_AHEAD`].
     permit: Mutex<Option<OwnedSemaphorePermit>>,
     /// The task that reads the connection.
     reader: AtomicWaker,
@@ -87,7 +87,7 @@ impl Sender {
     /// Whether more may be read without waiting for a permit.
     fn may_send(&self) -> bool {
         self.is_known()
-            || self.received.load(Ordering::Acquire) < FREE
+            || self.received.load(Ordering::Acquire) < UNAUTHENTICATED_READ_AHEAD
             || self.permit.lock().is_some()
     }
 }
@@ -195,8 +195,8 @@ impl Drop for Unread {
         let left = self.body.take().filter(|body| !body.is_end_stream());
         if let (Some(body), Some(tasks)) = (left, &self.tasks) {
             let (most, patience) = match self.sender.is_known() {
-                true => (DRAINED.0, PATIENCE.0),
-                false => (DRAINED.1, PATIENCE.1),
+                true => (MAX_DRAINED_BYTES.0, DRAIN_TIMEOUT.0),
+                false => (MAX_DRAINED_BYTES.1, DRAIN_TIMEOUT.1),
             };
             tasks.spawn(drain(body, most, patience));
         }
@@ -245,10 +245,10 @@ mod tests {
         let (second, mut reads_second) = unauthenticated(&permits);
         for intake in [&mut reads_first, &mut reads_second] {
             assert!(is_read(intake));
-            intake.count(FREE);
+            intake.count(UNAUTHENTICATED_READ_AHEAD);
         }
         assert!(is_read(&mut reads_first), "it has the permit");
-        reads_first.count(10 * FREE);
+        reads_first.count(10 * UNAUTHENTICATED_READ_AHEAD);
         assert!(is_read(&mut reads_first), "for as much as a head may be");
         assert!(!is_read(&mut reads_second));
         let waits = tokio::spawn(async move {
@@ -258,11 +258,11 @@ mod tests {
         first.note_answer();
         let mut reads_second = waits.await.unwrap();
         assert!(is_read(&mut reads_first), "it begins anew");
-        reads_first.count(FREE);
+        reads_first.count(UNAUTHENTICATED_READ_AHEAD);
         assert!(!is_read(&mut reads_first), "the other has the permit now");
         // An authenticated client needs no permit and returns it.
         second.note_known();
-        reads_second.count(100 * FREE);
+        reads_second.count(100 * UNAUTHENTICATED_READ_AHEAD);
         assert!(is_read(&mut reads_second));
         assert!(is_read(&mut reads_first));
     }
@@ -271,7 +271,7 @@ mod tests {
     async fn a_reader_that_waits_is_woken_when_the_user_is_known() {
         let permits = ReadAhead(Arc::new(Semaphore::new(0)));
         let (sender, mut intake) = unauthenticated(&permits);
-        intake.count(FREE);
+        intake.count(UNAUTHENTICATED_READ_AHEAD);
         assert!(!is_read(&mut intake));
         let waits = tokio::spawn(async move {
             poll_fn(|context| intake.poll_ready(context)).await;

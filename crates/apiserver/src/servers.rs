@@ -20,10 +20,10 @@ pub(crate) const RENEW_EVERY: Duration = Duration::from_secs(4);
 /// How often a server checks the others' Leases.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// A server whose Lease has not changed for this long is dead.
-const SILENCE: SignedDuration = SignedDuration::from_secs(12);
+const LEASE_EXPIRY: SignedDuration = SignedDuration::from_secs(12);
 /// A Lease that is seen for the first time and was renewed longer ago than this belongs to a server
 /// that ended before this one started, unless clocks differ widely; it counts only once it changes.
-const OLD: SignedDuration = SignedDuration::from_secs(60);
+const STALE_AT_START: SignedDuration = SignedDuration::from_secs(60);
 
 /// The observed Leases of other servers.
 #[derive(Default)]
@@ -59,7 +59,7 @@ impl Servers {
             let address = tree::text(&lease["metadata"]["annotations"][ADDRESS]).parse();
             let is_alive = entry
                 .changed
-                .is_some_and(|changed| now.duration_since(changed) < SILENCE);
+                .is_some_and(|changed| now.duration_since(changed) < LEASE_EXPIRY);
             if let (Ok(address), true) = (address, is_alive) {
                 living.insert(address);
             }
@@ -70,7 +70,7 @@ impl Servers {
 
 fn is_recent(renewed: &str, now: Timestamp) -> bool {
     let renewed: Result<Timestamp, _> = renewed.parse();
-    renewed.is_ok_and(|renewed| now.duration_since(renewed) < OLD)
+    renewed.is_ok_and(|renewed| now.duration_since(renewed) < STALE_AT_START)
 }
 
 #[cfg(test)]

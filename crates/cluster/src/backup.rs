@@ -37,7 +37,7 @@ const REFRESH: &str = "refresh-server-token";
 /// Maximum length of a request.
 const QUESTION: u64 = 8 << 10;
 /// How long a client may take for its request.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The socket of the cluster in this data directory.
 fn socket(data_dir: &Path) -> PathBuf {
@@ -84,7 +84,7 @@ impl Backups {
         let mut question = String::new();
         let mut limited = (&mut stream).take(QUESTION);
         let read = limited.read_to_string(&mut question);
-        tokio::time::timeout(PATIENCE, read).await??;
+        tokio::time::timeout(REQUEST_TIMEOUT, read).await??;
         let answer = match &self.storage {
             _ if question == ROTATE => {
                 settled(founding::rotate(&self.storage, &self.data_dir).await)

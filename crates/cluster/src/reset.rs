@@ -28,7 +28,7 @@ use crate::{
 const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// How long killed processes get to exit.
-const PATIENCE: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The result of a reset.
 #[derive(Debug, Default)]
@@ -223,7 +223,7 @@ fn control_groups(name: &str) -> Vec<PathBuf> {
 /// Kills every process in the cgroups, and waits until they are gone.
 fn end_processes(groups: &[PathBuf]) -> Result<usize, Error> {
     let mut ended = BTreeSet::new();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + STOP_TIMEOUT;
     loop {
         let alive: BTreeSet<i32> = groups.iter().flat_map(|group| processes(group)).collect();
         if alive.is_empty() {

@@ -21,7 +21,7 @@ const PREFIX: &str = "bootstrap-token-";
 /// Nodes with a token of this group may request their certificates.
 pub const GROUP: &str = "system:bootstrappers:mainstay:nodes";
 /// How long signing cluster-info with a new token may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SIGNING_TIMEOUT: Duration = Duration::from_secs(10);
 const USAGES: [&str; 2] = ["authentication", "signing"];
 
 /// A token to create.
@@ -144,7 +144,7 @@ pub async fn create(client: &kube::Client, new: &NewToken) -> Result<(), Error> 
         let data = map.and_then(|map| map.data.as_ref());
         data.is_some_and(|data| data.contains_key(&key))
     });
-    match tokio::time::timeout(PATIENCE, signed).await {
+    match tokio::time::timeout(SIGNING_TIMEOUT, signed).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error)) => Err(Error::Join(format!(
             "cluster-info cannot be watched: {error}"

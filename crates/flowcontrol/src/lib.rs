@@ -76,7 +76,7 @@ const PAUSE: Range<Duration> = Duration::from_millis(100)..Duration::from_millis
 /// The same if other requests wait longer than that in a queue.
 const PAUSE_IN_LINE: Range<Duration> = Duration::from_millis(500)..Duration::from_millis(1000);
 /// Maximum wait for a seat.
-const PATIENCE: Duration = Duration::from_secs(60);
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A path of these kinds.
 fn path(resource: &str, name: &str) -> String {
@@ -193,7 +193,7 @@ impl Flow {
         let needs = Needs {
             seats: estimate::seats(store, info, query, resource, level.widest()).await,
             lingers: estimate::lingers(info, resource),
-            patience: (deadline / 4).min(PATIENCE),
+            patience: (deadline / 4).min(QUEUE_TIMEOUT),
             longest: deadline,
         };
         let flow = || schema.flow(user, info);

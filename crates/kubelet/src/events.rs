@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use crate::{configuration::KubeletConfiguration, pod::spec, rate::Rate};
 
 /// The maximum number of queued events; further ones are dropped.
-const WAITING: usize = 1000;
+const QUEUE_LENGTH: usize = 1000;
 
 /// Records events about pods and containers of this node.
 #[derive(Clone)]
@@ -35,7 +35,7 @@ impl Events {
     ) -> Self {
         let rate = Rate::new(settings.event_record_qps, settings.event_burst);
         let paced = rate.map(|rate| {
-            let (sender, mut waiting) = mpsc::channel::<Event>(WAITING);
+            let (sender, mut waiting) = mpsc::channel::<Event>(QUEUE_LENGTH);
             let recorder = recorder.clone();
             context.spawn("events", async move {
                 while let Some(event) = waiting.recv().await {

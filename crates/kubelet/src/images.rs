@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// A runtime that answers no call for this long, not even the kubelet's periodic ones, hangs.
-const SILENCE: Duration = cri::REQUEST_TIMEOUT;
+const UNRESPONSIVE_AFTER: Duration = cri::REQUEST_TIMEOUT;
 
 /// An image that is present.
 #[derive(Debug, Clone)]
@@ -227,7 +227,7 @@ async fn pull(
         let pulled = tokio::select! {
             pulled = images.pull_image(request) => pulled,
             // A pull may take any time while the runtime answers other calls.
-            () = core.runtime.client.answers.silent_for(SILENCE) => {
+            () = core.runtime.client.answers.silent_for(UNRESPONSIVE_AFTER) => {
                 Err(tonic::Status::deadline_exceeded("the runtime does not answer"))
             }
         };

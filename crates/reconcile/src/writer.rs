@@ -17,7 +17,7 @@ use tracing::warn;
 use crate::{Error, StatusPatch};
 
 /// How long a write waits for the informer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CACHE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Writes objects of one kind as one user.
 pub struct Writer<K> {
@@ -168,7 +168,7 @@ where
         }
         let shown = self
             .informer
-            .left_within(&namespace, &name, &uid, PATIENCE)
+            .left_within(&namespace, &name, &uid, CACHE_TIMEOUT)
             .await;
         self.warn_unless(shown);
         Ok(())
@@ -245,14 +245,17 @@ where
             Err(error) => return Err(error.into()),
         }
         let uid = meta.uid.clone().unwrap_or_default();
-        let shown = self.informer.left_within("", &name, &uid, PATIENCE).await;
+        let shown = self
+            .informer
+            .left_within("", &name, &uid, CACHE_TIMEOUT)
+            .await;
         self.warn_unless(shown);
         Ok(())
     }
 
     async fn shown(&self, object: K) -> K {
         let version = object.meta().resource_version.clone().unwrap_or_default();
-        let shown = self.informer.reached_within(&version, PATIENCE).await;
+        let shown = self.informer.reached_within(&version, CACHE_TIMEOUT).await;
         self.warn_unless(shown);
         object
     }

@@ -221,7 +221,7 @@ impl Scheduling {
                 feasible: 1,
             };
         }
-        // Few nodes are evaluated directly; for many, results for the same template are cached.
+        // PreFilter plugins may have named the only nodes to evaluate; the cache of results is for all nodes.
         let (mut feasible, evaluated, mut rejected) = match &only {
             None => self.feasible(&mut cycle),
             Some((names, _)) => self.feasible_of(&mut cycle, names),

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The capacity of the request queue.
-const QUESTIONS: usize = 16;
+const MAX_QUEUED_DIAGNOSES: usize = 16;
 /// The maximum number of feasible nodes that are named.
 const NAMED: usize = 10;
 
@@ -211,7 +211,7 @@ impl Diagnoses {
 
     /// Opens the channel for requests.
     pub(crate) fn open(&self) -> mpsc::Receiver<Question> {
-        let (sender, receiver) = mpsc::channel(QUESTIONS);
+        let (sender, receiver) = mpsc::channel(MAX_QUEUED_DIAGNOSES);
         *self.questions.lock() = Some(sender);
         receiver
     }

@@ -39,7 +39,7 @@ const SIZES_EVERY: usize = 256;
 
 /// The maximum number of concurrent bindings. More would wait in the API server, which rejects
 /// requests beyond its queues; this is enough to share group commits of the store.
-const BINDINGS: usize = 192;
+const MAX_CONCURRENT_BINDINGS: usize = 192;
 
 /// The result of a background task.
 enum Done {
@@ -119,7 +119,7 @@ pub(crate) async fn run(context: Context, parts: Parts) -> String {
             };
         }
         let now = Instant::now();
-        if Arc::strong_count(&scheduler.in_flight) > BINDINGS {
+        if Arc::strong_count(&scheduler.in_flight) > MAX_CONCURRENT_BINDINGS {
             if !inputs.wait(&mut scheduler, (now + IDLE).into()).await {
                 return "the watches ended".into();
             }

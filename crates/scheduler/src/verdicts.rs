@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The maximum number of cached templates; above it the cache is cleared.
-const TEMPLATES: usize = 64;
+const MAX_CACHED_TEMPLATES: usize = 64;
 
 /// The results for one node.
 #[derive(Debug, Clone, Copy, Default)]
@@ -60,7 +60,7 @@ impl Verdicts {
         nodes: &[Slot],
     ) -> Vec<Slot> {
         let key = Self::key(cycle);
-        if self.known.len() >= TEMPLATES && !self.known.contains_key(&key) {
+        if self.known.len() >= MAX_CACHED_TEMPLATES && !self.known.contains_key(&key) {
             self.known.clear();
         }
         let remembered = self.known.entry(key).or_insert_with(|| Remembered {

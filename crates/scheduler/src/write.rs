@@ -24,7 +24,7 @@ use crate::{
 /// The maximum length of an event's note.
 const NOTE_LIMIT: usize = 1024;
 /// How often a conflicting write of a claim is retried.
-const CONFLICTS: usize = 5;
+const MAX_CONFLICT_RETRIES: usize = 5;
 
 /// Writes with one client for one scheduler.
 #[derive(Clone)]
@@ -249,7 +249,7 @@ async fn deallocate(api: &Api<ResourceClaim>, claim: &ResourceClaim) -> Result<(
 async fn delete_claim(api: &Api<ResourceClaim>, claim: &ResourceClaim) -> Result<(), kube::Error> {
     let name = claim.metadata.name.clone().unwrap_or_default();
     let mut newest = claim.clone();
-    for _ in 0..CONFLICTS {
+    for _ in 0..MAX_CONFLICT_RETRIES {
         let finalizers = newest.metadata.finalizers.get_or_insert_default();
         if !finalizers.iter().any(|one| one == FINALIZER) {
             break;

@@ -56,7 +56,6 @@ const LAYERS: &[(&str, u8)] = &[
     ("policy", 10),
     ("dns", 10),
     ("kubectl", 10),
-    ("console", 10),
     ("cluster", 11),
     ("why", 11),
     ("mainstay", 12),

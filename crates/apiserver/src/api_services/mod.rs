@@ -40,8 +40,8 @@ const ALWAYS: &str = "true";
 /// Group and version priority of custom resources: behind all built-in groups.
 const CUSTOM: (i64, i64) = (1000, 100);
 
-const FIRST: Duration = Duration::from_millis(20);
-const LONGEST: Duration = Duration::from_secs(5);
+const RETRY_INITIAL: Duration = Duration::from_millis(20);
+const RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// Keeps the APIServices up to date for as long as the server runs.
 pub(crate) async fn keep(core: Arc<Core>) {
@@ -56,7 +56,7 @@ pub(crate) async fn keep(core: Arc<Core>) {
     let writer = User::new("system:apiserver", [user::MASTERS]);
     let api = LocalService::new(core.clone(), writer);
     let work = async {
-        let mut backoff = Backoff::new(FIRST, LONGEST);
+        let mut backoff = Backoff::new(RETRY_INITIAL, RETRY_MAX);
         let mut starts = true;
         let mut known = ParsedApiServices::default();
         loop {

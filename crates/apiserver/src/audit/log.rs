@@ -14,9 +14,9 @@ use stdx::Clock;
 use super::{Config, event::Event, file::Rotating};
 
 /// Events that may wait in the queue.
-const LINE: usize = 10_000;
+const MAX_QUEUED_EVENTS: usize = 10_000;
 /// Bytes of bodies that may wait in the queue.
-const BYTES: usize = 64 << 20;
+const MAX_QUEUED_BYTES: usize = 64 << 20;
 
 pub(super) struct Log {
     /// `None` once the log is being closed.
@@ -37,7 +37,7 @@ struct Figures {
 impl Log {
     pub(super) fn open(config: &Config, clock: Arc<dyn Clock>) -> std::io::Result<Self> {
         let mut file = Rotating::open(config, clock)?;
-        let (events, received) = mpsc::sync_channel::<Event>(LINE);
+        let (events, received) = mpsc::sync_channel::<Event>(MAX_QUEUED_EVENTS);
         let figures = Arc::new(Figures::default());
         let mine = figures.clone();
         let write = move || {
@@ -69,7 +69,7 @@ impl Log {
         let Some(events) = &self.events else { return };
         let size = event.size();
         let waiting = self.figures.waiting.fetch_add(size, Ordering::Relaxed);
-        let full = waiting > BYTES || events.try_send(event).is_err();
+        let full = waiting > MAX_QUEUED_BYTES || events.try_send(event).is_err();
         if full {
             self.figures.waiting.fetch_sub(size, Ordering::Relaxed);
             self.figures.lose("the queue of audit events is full");

@@ -6,8 +6,8 @@ use std::{collections::BTreeSet, time::Duration};
 use machinery::Status;
 use stdx::{Backoff, Clock, clock::Sleep};
 
-const FIRST: Duration = Duration::from_secs(1);
-const LONGEST: Duration = Duration::from_secs(30);
+const RETRY_INITIAL: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// Whether a write may succeed later: the store is unavailable, or overloaded.
 pub(super) fn is_passing(status: &Status) -> bool {
@@ -25,7 +25,7 @@ impl Default for Unwritten {
     fn default() -> Self {
         Self {
             names: BTreeSet::new(),
-            backoff: Backoff::new(FIRST, LONGEST),
+            backoff: Backoff::new(RETRY_INITIAL, RETRY_MAX),
             due: None,
         }
     }
@@ -92,7 +92,7 @@ mod tests {
         unwritten.schedule(&clock);
         unwritten.remove("gadgets.example.com");
         unwritten.schedule(&clock);
-        clock.advance(LONGEST * 2);
+        clock.advance(RETRY_MAX * 2);
         assert_eq!(unwritten.due().now_or_never(), None);
     }
 

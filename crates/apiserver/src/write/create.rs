@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// How many generated names are tried.
-const NAMES: usize = 8;
+const MAX_GENERATED_NAMES: usize = 8;
 
 /// Creates a decoded object. `again` decodes it once more, should the first attempt end in a conflict: that is
 /// rare, and a copy of every object is not.
@@ -39,7 +39,7 @@ pub(crate) async fn create(
         };
         if conflict.0 == write.resource.key(&write.namespace, &name) {
             taken += 1;
-            if !generated || taken == NAMES {
+            if !generated || taken == MAX_GENERATED_NAMES {
                 refuse_taken(write, &name, prefixed).await?;
             }
         }

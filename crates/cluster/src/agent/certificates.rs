@@ -21,7 +21,7 @@ use super::Membership;
 use crate::{Error, Settings};
 
 /// A request that was neither approved nor denied is abandoned after this long, and made again.
-const PATIENCE: Duration = Duration::from_secs(15 * 60);
+const APPROVAL_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// The longest sleep, in case the machine is suspended or the clock moves.
 const AT_MOST: Duration = Duration::from_secs(3600);
 
@@ -103,7 +103,7 @@ pub(super) async fn request(
             csr.is_none_or(|csr| issued(csr).is_some() || refusal(csr).is_some())
         },
     );
-    let decided = tokio::time::timeout(PATIENCE, decided).await;
+    let decided = tokio::time::timeout(APPROVAL_TIMEOUT, decided).await;
     let decided = decided
         .map_err(|_| Error::Join(format!("the request {name} is still not approved")))?
         .map_err(|error| Error::Join(format!("the request {name} cannot be watched: {error}")))?;

@@ -19,7 +19,7 @@ use crate::Error;
 /// The path of the ConfigMap.
 const PATH: &str = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
 /// How long a server may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum size of the answer of a server that is not trusted yet.
 const MAX_SIZE: usize = 1 << 20;
 
@@ -31,8 +31,9 @@ pub(super) async fn authority(
 ) -> Result<String, Error> {
     let tls = (*pki::unverified_client_config()?).clone();
     let client = client::https(server, tls, client::Options::default())?;
-    let read = tokio::time::timeout(PATIENCE, read(&client)).await;
-    let map = read.unwrap_or_else(|_| Err(failed(format!("no answer within {PATIENCE:?}"))))?;
+    let read = tokio::time::timeout(REQUEST_TIMEOUT, read(&client)).await;
+    let map =
+        read.unwrap_or_else(|_| Err(failed(format!("no answer within {REQUEST_TIMEOUT:?}"))))?;
     verify(&map.data.unwrap_or_default(), token, pins)
 }
 

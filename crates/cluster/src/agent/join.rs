@@ -17,7 +17,7 @@ use super::{
 use crate::{Error, Settings, skew};
 
 /// How long an agent that has joined before waits for a server at startup.
-const PATIENCE: Duration = Duration::from_secs(5);
+const SERVER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The CA must be one of the pinned ones, if any.
 pub(super) fn check_pins(ca: &str, pins: &[String]) -> Result<(), Error> {
@@ -138,9 +138,9 @@ pub(super) async fn complete(
         }
         Ok::<_, Error>(facts)
     };
-    let steps = tokio::time::timeout(PATIENCE, steps).await;
+    let steps = tokio::time::timeout(SERVER_TIMEOUT, steps).await;
     membership.facts =
-        steps.map_err(|_| Error::Join(format!("no answer within {PATIENCE:?}")))??;
+        steps.map_err(|_| Error::Join(format!("no answer within {SERVER_TIMEOUT:?}")))??;
     Ok(())
 }
 

@@ -40,7 +40,7 @@ const INTERVAL: Duration = Duration::from_secs(2);
 /// How often the local storage of pods is measured, if any pod has a limit for it.
 const STORAGE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long an evicted pod may take to end before the next one is evicted.
-const PATIENCE: Duration = Duration::from_secs(30);
+const EVICTION_DEADLINE: Duration = Duration::from_secs(30);
 /// The grace period of hard evictions, in seconds.
 const IMMEDIATE: i64 = 1;
 
@@ -172,7 +172,7 @@ impl Manager {
                 .lock()
                 .entry(threshold.signal.name())
                 .or_default() += 1;
-            let wait = PATIENCE + Duration::from_secs(u64::try_from(grace).unwrap_or(0));
+            let wait = EVICTION_DEADLINE + Duration::from_secs(u64::try_from(grace).unwrap_or(0));
             self.leaving = Some((first.uid.clone(), core.now() + wait));
         }
     }

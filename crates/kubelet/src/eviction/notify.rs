@@ -33,7 +33,7 @@ const PRESSURE: &str = "/proc/pressure/memory";
 /// PSI trigger: 100 ms of memory stall within one second.
 const STALL: &str = "some 100000 1000000";
 /// How long a usage threshold is kept: the reclaimable part of the usage changes.
-const ARMED: Duration = Duration::from_secs(10);
+const REARM_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The notifications of the kernel.
 pub(super) struct Notifier {
@@ -57,7 +57,7 @@ impl Notifier {
 
     /// Sets the notification for memory usage of all pods near their limit.
     pub(super) fn arm(&mut self, core: &Core, thresholds: &[Threshold]) {
-        if self.armed.is_some_and(|at| at.elapsed() < ARMED) {
+        if self.armed.is_some_and(|at| at.elapsed() < REARM_INTERVAL) {
             return;
         }
         self.armed = Some(Instant::now());

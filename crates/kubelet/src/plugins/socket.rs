@@ -19,7 +19,7 @@ use tracing::{info, warn};
 use super::{Handler, Handlers, Plugin};
 
 /// The timeout of calls to a plugin.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 static REGISTRATIONS: AtomicU64 = AtomicU64::new(0);
 
@@ -53,7 +53,7 @@ pub(super) async fn follow(
 async fn in_time<T>(
     call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
 ) -> Result<T, String> {
-    match tokio::time::timeout(PATIENCE, call).await {
+    match tokio::time::timeout(REQUEST_TIMEOUT, call).await {
         Ok(Ok(answer)) => Ok(answer.into_inner()),
         Ok(Err(status)) => Err(status.message().to_owned()),
         Err(_) => Err("the plugin does not answer".to_owned()),

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 /// The maximum number per address: more than an API server opens at once.
 const PER_ADDRESS: usize = 512;
 /// How long a connection may take until its first request is authorized.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const UNAUTHORIZED_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The number of such connections, by address.
 #[derive(Clone, Default)]
@@ -44,7 +44,7 @@ impl UnauthorizedConnection {
 
     /// Returns when the time is over without an authorized request.
     pub(super) async fn expired(&self) {
-        self.expired_after(PATIENCE).await;
+        self.expired_after(UNAUTHORIZED_TIMEOUT).await;
     }
 
     async fn expired_after(&self, patience: Duration) {

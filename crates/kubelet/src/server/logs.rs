@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The number of buffered chunks for a slow client.
-const WAITING: usize = 16;
+const CHANNEL_CAPACITY: usize = 16;
 
 /// Streams a container's log.
 pub(super) async fn serve(
@@ -147,7 +147,7 @@ fn answer(
     id: String,
     uid: String,
 ) -> Response<Body> {
-    let (sender, receiver) = mpsc::channel::<Bytes>(WAITING);
+    let (sender, receiver) = mpsc::channel::<Bytes>(CHANNEL_CAPACITY);
     let owner = core.clone();
     core.context.spawn("logs", async move {
         let running = || {

@@ -30,7 +30,7 @@ const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.
 /// The file with the times of the last shutdown, below the kubelet's root directory.
 const STATE: &str = "graceful_node_shutdown_state";
 /// How long the final statuses of pods may take to reach the API.
-const LAST_WORDS: Duration = Duration::from_secs(3);
+const FINAL_STATUS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The times of the last shutdown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -98,7 +98,7 @@ pub(crate) async fn end_pods(core: &Core) {
     }
     let pods = core.registry.pods();
     let reported = wait_for(core, &pods, |seen| seen.is_reported || !seen.is_stopped);
-    let _ = tokio::time::timeout(LAST_WORDS, reported).await;
+    let _ = tokio::time::timeout(FINAL_STATUS_TIMEOUT, reported).await;
     times.end_time = Some(core.now());
     keep(core, times);
     info!("all pods have terminated");

@@ -23,7 +23,7 @@ use volume::{
 use crate::{Config, sources::Sources};
 
 /// How long to wait for CSIDriver objects to be synced.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SYNC_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The lifetime of a token for which a driver sets none.
 const TOKEN_SECONDS: i64 = 3600;
@@ -105,7 +105,7 @@ impl Host for NodeHost {
     }
 
     async fn csi_driver(&self, name: &str) -> Step<Option<Arc<CSIDriver>>> {
-        let synced = tokio::time::timeout(PATIENCE, self.csi_drivers.synced()).await;
+        let synced = tokio::time::timeout(SYNC_TIMEOUT, self.csi_drivers.synced()).await;
         synced.map_err(|_| not_tried("the informer of CSIDrivers has not synced"))?;
         Ok(self.csi_drivers.get("", name))
     }

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// The maximum delay between two attempts.
-const CAP: Duration = Duration::from_secs(300);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(300);
 
 /// The same for persistent volumes, which may become ready at any time without notification.
 const MOUNT_CAP: Duration = Duration::from_secs(122);
@@ -229,7 +229,7 @@ impl Worker {
                     Error::Mount {
                         reason, is_waiting, ..
                     } => (*reason, if *is_waiting { WAITING_CAP } else { MOUNT_CAP }),
-                    _ => ("FailedMount", CAP),
+                    _ => ("FailedMount", MAX_RETRY_DELAY),
                 };
                 let events = &self.core.events;
                 events.warning(&self.subject.pod, reason, error.to_string());
@@ -318,7 +318,7 @@ impl Worker {
         let before = self.memory.failures.get(&name);
         let times = before.map_or(0, |failure| failure.times);
         let wait = if failure.is_pull {
-            delay(Duration::from_secs(10), times, CAP)
+            delay(Duration::from_secs(10), times, MAX_RETRY_DELAY)
         } else {
             Duration::from_secs(10)
         };

@@ -38,7 +38,7 @@ use mirror::{Message, Position};
 use proto::{etcdserverpb::RangeRequest, mvccpb::KeyValue};
 
 /// How long a commit or a read waits for the mirror before it does without.
-const PATIENCE: Duration = Duration::from_secs(3);
+const MIRROR_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// History older than this is compacted. Every server does so; concurrent compactions are harmless.
 const KEPT_HISTORY: Duration = Duration::from_secs(300);
@@ -101,7 +101,7 @@ impl<C: Codec> Etcd<C> {
             tokio::time::sleep(SLOW).await;
             // The mirror's member may hang while another one accepted the write.
             self.client.members().doubt();
-            tokio::time::sleep(PATIENCE).await;
+            tokio::time::sleep(MIRROR_TIMEOUT).await;
         };
         tokio::select! {
             reached = reached => reached.then(|| self.published.moment()),
