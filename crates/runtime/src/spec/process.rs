@@ -3,7 +3,7 @@
 use cri::v1::LinuxContainerSecurityContext;
 use serde_json::{Value, json};
 
-use super::{DEFAULT_PATH, Identity, Inputs, apparmor, capabilities};
+use super::{DEFAULT_PATH, Identity, Inputs, apparmor, capabilities, user};
 use crate::error::{Error, Result};
 
 pub(super) fn process(
@@ -24,7 +24,7 @@ pub(super) fn process(
             "additionalGids": identity.groups,
         },
         "args": args,
-        "env": environment(inputs),
+        "env": environment(inputs, identity),
         "cwd": cwd.map_or("/", String::as_str),
         "capabilities": capabilities::sets(security)?,
         "noNewPrivileges": security.no_new_privs,
@@ -56,7 +56,7 @@ fn command(inputs: &Inputs<'_>) -> Result<Vec<String>> {
     Ok(command)
 }
 
-fn environment(inputs: &Inputs<'_>) -> Value {
+fn environment(inputs: &Inputs<'_>, identity: &Identity) -> Value {
     let mut env: Vec<String> = Vec::new();
     let mut set = |key: &str, value: &str| {
         let entry = format!("{key}={value}");
@@ -77,7 +77,10 @@ fn environment(inputs: &Inputs<'_>) -> Value {
     for entry in &inputs.config.envs {
         set(&entry.key, &String::from_utf8_lossy(&entry.value));
     }
+    // An OCI runtime looks up a missing HOME in the image's files, and waits for ever if that is a pipe.
+    env.retain(|entry| entry != "HOME=");
     let mut env = json!(env);
+    set_default_env(&mut env, "HOME", &user::home(identity.uid, inputs.rootfs));
     set_default_env(&mut env, "PATH", DEFAULT_PATH);
     if inputs.config.tty {
         set_default_env(&mut env, "TERM", "xterm");

@@ -63,6 +63,16 @@ pub(super) fn identify(
     Ok(identity)
 }
 
+/// The home directory of a user in the image's files; `/` if there is none.
+pub(super) fn home(uid: u32, rootfs: &Path) -> String {
+    let passwd = rooted::read_to_string(rootfs, "/etc/passwd").unwrap_or_default();
+    let mut entries = fields(&passwd);
+    let entry = entries.find(|fields| fields.get(2).is_some_and(|id| id.parse() == Ok(uid)));
+    let home = entry.and_then(|fields| fields.get(5).map(ToString::to_string));
+    home.filter(|home| !home.is_empty())
+        .unwrap_or_else(|| "/".to_owned())
+}
+
 struct Files {
     passwd: String,
     group: String,
@@ -182,6 +192,21 @@ mod tests {
             }
         );
         assert!(of("nobody-here").is_err());
+    }
+
+    #[test]
+    fn the_home_is_that_of_the_uid_and_a_pipe_is_not_read() {
+        let root = tempfile::tempdir().unwrap();
+        let etc = root.path().join("etc");
+        std::fs::create_dir(&etc).unwrap();
+        let passwd = "root:x:0:0::/root:/bin/sh\nbare:x:5:5:::/bin/sh\nweb:x:33:34::/srv:\n";
+        std::fs::write(etc.join("passwd"), passwd).unwrap();
+        let homes = [0, 5, 33, 1000].map(|uid| home(uid, root.path()));
+        assert_eq!(homes, ["/root", "/", "/srv", "/"]);
+        std::fs::remove_file(etc.join("passwd")).unwrap();
+        let mode = nix::sys::stat::Mode::from_bits_retain(0o666);
+        nix::unistd::mkfifo(&etc.join("passwd"), mode).unwrap();
+        assert_eq!(home(0, root.path()), "/");
     }
 
     #[test]
