@@ -22,7 +22,8 @@ pub(crate) fn describe(object: &Object, operations: &Value, error: &patch::Error
 }
 
 fn words(document: &Value, operation: &Value) -> Option<String> {
-    let kind = operation["op"].as_str().unwrap_or_default();
+    let kind = operation.get("op").and_then(Value::as_str);
+    let kind = kind.unwrap_or_default();
     if !["add", "remove", "replace", "move", "copy", "test"].contains(&kind) {
         return Some(format!("Unexpected kind: {kind}"));
     }

@@ -17,8 +17,6 @@ use super::{
 };
 
 const KIND: &str = "AdmissionReview";
-/// Upstream's name for the set of kinds that a response may have.
-const SCHEME: &str = "\"k8s.io/apiserver/pkg/util/webhook/client.go:71\"";
 
 impl Version {
     fn api_version(self) -> &'static str {
@@ -163,7 +161,7 @@ fn not_decodable_into(version: Version, api_version: &str, kind: &str) -> String
             short(version)
         ),
         _ => format!(
-            "no kind {} is registered for version {} in scheme {SCHEME}",
+            "no kind {} is registered for version {}",
             quote(kind),
             quote(api_version)
         ),
@@ -359,11 +357,12 @@ mod tests {
             ("[]", unmarshal("array")),
             (
                 r#"{"apiVersion": "v1", "kind": "Pod"}"#,
-                "no kind \"Pod\" is registered for version \"v1\" in scheme \"k8s.io/apiserver/pkg/util/webhook/client.go:71\"".to_owned(),
+                "no kind \"Pod\" is registered for version \"v1\"".to_owned(),
             ),
             (
                 r#"{"apiVersion": "admission.k8s.io/v1beta1", "kind": "AdmissionReview"}"#,
-                "converting (v1beta1.AdmissionReview) to (v1.AdmissionReview): unknown conversion".to_owned(),
+                "converting (v1beta1.AdmissionReview) to (v1.AdmissionReview): unknown conversion"
+                    .to_owned(),
             ),
         ] {
             let said = response(Version::V1, UID, false, bytes.as_bytes()).unwrap_err();
