@@ -1,12 +1,15 @@
 //! Whether and why a user may do something, and which Role would allow it.
 
 use client::{Api, kube};
-use k8s_openapi::api::{
-    authorization::v1::{
-        NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
-        SubjectAccessReviewStatus,
+use k8s_openapi::{
+    api::{
+        authorization::v1::{
+            NonResourceAttributes, ResourceAttributes, SubjectAccessReview,
+            SubjectAccessReviewSpec, SubjectAccessReviewStatus,
+        },
+        rbac::v1::{ClusterRole, PolicyRule},
     },
-    rbac::v1::{ClusterRole, PolicyRule},
+    apimachinery::pkg::apis::meta::v1::APIResource,
 };
 use kube::{
     ResourceExt,
@@ -34,7 +37,8 @@ enum What {
         resource: String,
         subresource: String,
         name: Option<String>,
-        namespace: String,
+        /// `None` for cluster-scoped resources.
+        namespace: Option<String>,
     },
     Path(String),
 }
@@ -74,7 +78,7 @@ impl Access {
                 resource: resource.to_owned(),
                 subresource: subresource.to_owned(),
                 name: name.map(str::to_owned),
-                namespace: namespace.to_owned(),
+                namespace: Some(namespace.to_owned()),
             }
         };
         let verb = verb.to_owned();
@@ -84,6 +88,22 @@ impl Access {
             verb,
             what,
         })
+    }
+
+    /// The same for the whole cluster, if the resource is cluster-scoped.
+    fn in_scope(mut self, known: &[APIResource]) -> Self {
+        if let What::Resource {
+            resource,
+            namespace,
+            ..
+        } = &mut self.what
+            && known
+                .iter()
+                .any(|one| one.name == *resource && !one.namespaced)
+        {
+            *namespace = None;
+        }
+        self
     }
 
     fn review(&self) -> SubjectAccessReview {
@@ -111,7 +131,7 @@ impl Access {
                     resource: Some(resource.clone()),
                     subresource: Some(subresource.clone()),
                     name: name.clone(),
-                    namespace: Some(namespace.clone()),
+                    namespace: namespace.clone(),
                     verb: Some(self.verb.clone()),
                     ..ResourceAttributes::default()
                 });
@@ -177,7 +197,11 @@ impl Access {
             } => {
                 let name = name.as_ref().map(|name| format!(" {name}"));
                 let (name, resource) = (name.unwrap_or_default(), what.full_resource());
-                format!("{user} {{}} {verb} {resource}{name} in namespace {namespace}")
+                let place = namespace
+                    .as_ref()
+                    .map(|name| format!(" in namespace {name}"));
+                let place = place.unwrap_or_default();
+                format!("{user} {{}} {verb} {resource}{name}{place}")
             }
         }
     }
@@ -199,12 +223,21 @@ impl Access {
             } => {
                 let only = name.as_ref().map(|name| format!(" --resource-name={name}"));
                 let (only, resource) = (only.unwrap_or_default(), self.what.full_resource());
-                vec![
-                    format!(
-                        "kubectl create role NAME -n {namespace} --verb={verb} --resource={resource}{only}"
-                    ),
-                    format!("kubectl create rolebinding NAME -n {namespace} --role=NAME {subject}"),
-                ]
+                let rule = format!("--verb={verb} --resource={resource}{only}");
+                match namespace {
+                    Some(namespace) => vec![
+                        format!("kubectl create role NAME -n {namespace} {rule}"),
+                        format!(
+                            "kubectl create rolebinding NAME -n {namespace} --role=NAME {subject}"
+                        ),
+                    ],
+                    None => vec![
+                        format!("kubectl create clusterrole NAME {rule}"),
+                        format!(
+                            "kubectl create clusterrolebinding NAME --clusterrole=NAME {subject}"
+                        ),
+                    ],
+                }
             }
         }
     }
@@ -250,7 +283,34 @@ fn account_groups(user: &str) -> Vec<String> {
     }
 }
 
+/// The resources of the group that was asked about; none if discovery fails.
+async fn resources(client: &kube::Client, asked: &Access) -> Vec<APIResource> {
+    let lists = match &asked.what {
+        What::Path(_) => return Vec::new(),
+        What::Resource { group, .. } if group.is_empty() => {
+            vec![client.list_core_api_resources("v1").await]
+        }
+        What::Resource { group, .. } => {
+            let groups = client.list_api_groups().await.unwrap_or_default().groups;
+            let mut lists = Vec::new();
+            for found in groups.into_iter().filter(|found| found.name == *group) {
+                for version in found.versions {
+                    let version = version.group_version;
+                    lists.push(client.list_api_group_resources(&version).await);
+                }
+            }
+            lists
+        }
+    };
+    lists
+        .into_iter()
+        .flatten()
+        .flat_map(|list| list.resources)
+        .collect()
+}
+
 pub(crate) async fn answer(client: &kube::Client, asked: &Access) -> Result<Answer> {
+    let asked = &asked.clone().in_scope(&resources(client, asked).await);
     let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
     let review = reviews
         .create(&PostParams::default(), &asked.review())
@@ -344,6 +404,27 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} is missing in:\n{text}");
         }
+    }
+
+    #[test]
+    fn a_cluster_scoped_resource_needs_a_cluster_role() {
+        let known = json!([
+            {"name": "pods", "singularName": "pod", "kind": "Pod", "namespaced": true, "verbs": []},
+            {"name": "nodes", "singularName": "node", "kind": "Node", "namespaced": false, "verbs": []}]);
+        let known: Vec<APIResource> = serde_json::from_value(known).unwrap();
+        let nodes = asked("alice", "delete", "nodes", None).in_scope(&known);
+        let attributes = nodes.review().spec.resource_attributes.unwrap();
+        assert_eq!(attributes.namespace, None);
+        let text = explain(&nodes, &SubjectAccessReviewStatus::default(), &[]).to_string();
+        for part in [
+            "alice may not delete nodes\n",
+            "-> kubectl create clusterrole NAME --verb=delete --resource=nodes\n",
+            "-> kubectl create clusterrolebinding NAME --clusterrole=NAME --user=alice\n",
+        ] {
+            assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+        }
+        let pods = asked("alice", "delete", "pods", None);
+        assert_eq!(pods.clone().in_scope(&known), pods);
     }
 
     #[test]

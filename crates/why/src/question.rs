@@ -79,6 +79,10 @@ impl Kind {
         known.map(|(kind, _)| *kind)
     }
 
+    pub(crate) fn is_namespaced(self) -> bool {
+        !matches!(self, Self::Namespace | Self::Node)
+    }
+
     pub(crate) async fn answer(self, client: &kube::Client, name: &Name) -> Result<Answer> {
         match self {
             Self::Pod => pod::answer(client, name).await,
