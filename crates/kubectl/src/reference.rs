@@ -1,7 +1,7 @@
 //! docs/kubectl-reference.md, generated from the commands; and the rows of flags that
 //! docs/configuration.md has too.
 
-use std::fmt::Write;
+use std::{any::TypeId, fmt::Write};
 
 use clap::{Arg, Command};
 
@@ -130,6 +130,9 @@ pub fn value(arg: &Arg) -> String {
         .collect();
     if takes_value(arg) && !choices.is_empty() && !arg.is_hide_possible_values_set() {
         return choices.join("/");
+    }
+    if takes_value(arg) && arg.get_value_parser().type_id() == TypeId::of::<bool>() {
+        return "true/false".to_owned();
     }
     let names = arg.get_value_names().unwrap_or_default();
     names.first().map_or_else(
