@@ -119,8 +119,21 @@ fn state(running: &Running, service: &str) -> String {
         _ if !problems.is_empty() => problems.join("; "),
         State::Failed(why) => why,
         State::Waiting => "waiting for components that it depends on".to_owned(),
-        _ => format!("starting; see `{} logs {service}`", binary()),
+        _ => starting(service, has_log()),
     }
+}
+
+/// Only with `--detach` and as a service there is a log that `mainstay logs` can read.
+fn starting(service: &str, has_log: bool) -> String {
+    match has_log {
+        true => format!("starting; see `{} logs {service}`", binary()),
+        false => "starting".to_owned(),
+    }
+}
+
+/// Whether this process runs with `--detach` or as a service: both wait for its notification.
+fn has_log() -> bool {
+    std::env::var_os(notify::VARIABLE).is_some()
 }
 
 /// The cluster in the default directory is added to the user's kubeconfig.
@@ -157,7 +170,7 @@ fn binary() -> String {
 /// Commands that work as printed.
 fn next_steps(running: &Running, kubeconfig: Option<&Added>) -> String {
     let binary = binary();
-    let (place, stop) = match std::env::var_os(notify::VARIABLE).is_some() {
+    let (place, stop) = match has_log() {
         // `--detach`: the terminal is free, and its Ctrl-C does not reach this process.
         true => ("", format!("`{binary} down`")),
         false => (" in another terminal", "Ctrl-C".to_owned()),
@@ -178,7 +191,7 @@ fn next_steps(running: &Running, kubeconfig: Option<&Added>) -> String {
            k rollout status deployment web\n  \
            k get pods -o wide\n  \
            {binary} hello get http://$(k get service web -o jsonpath={{.spec.clusterIP}})/\n\n\
-         {stop} stops the control plane and leaves containers running; `{binary} reset` removes everything.",
+         {stop} stops all components and leaves containers running; `{binary} reset` removes everything.",
     )
 }
 
@@ -186,7 +199,7 @@ fn next_steps(running: &Running, kubeconfig: Option<&Added>) -> String {
 mod tests {
     use std::fs::File;
 
-    use super::is_same_file;
+    use super::*;
 
     #[test]
     fn two_openings_of_one_file_are_the_same_file() {
@@ -194,5 +207,11 @@ mod tests {
         let open = |name: &str| File::create(directory.path().join(name)).unwrap();
         assert!(is_same_file(open("a"), open("a")));
         assert!(!is_same_file(open("a"), open("b")));
+    }
+
+    #[test]
+    fn a_process_in_the_foreground_does_not_refer_to_its_log() {
+        assert_eq!(starting("dns", false), "starting");
+        assert!(starting("dns", true).ends_with(" logs dns`"));
     }
 }

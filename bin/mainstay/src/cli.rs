@@ -263,7 +263,7 @@ pub(crate) struct Why {
     /// Groups of the user, for `can`
     #[arg(long = "group", value_name = "GROUP")]
     pub groups: Vec<String>,
-    /// Kubeconfig file [default: the administrator's kubeconfig in the data directory]
+    /// Kubeconfig file [default: the administrator's in the data directory, or ~/.kube/config if that is not readable]
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
     #[command(flatten)]
@@ -375,7 +375,7 @@ pub(crate) struct Version {
     /// Output format: json
     #[arg(long, short, value_name = "FORMAT")]
     pub output: Option<String>,
-    /// Kubeconfig file [default: the administrator's kubeconfig in the data directory]
+    /// Kubeconfig file [default: the administrator's in the data directory, or ~/.kube/config if that is not readable]
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
     #[command(flatten)]

@@ -7,12 +7,13 @@ use tracing_subscriber::{
     EnvFilter, filter::filter_fn, layer::SubscriberExt as _, util::SubscriberInitExt as _,
 };
 
-/// The default filter: info from our components, warnings from libraries.
-const QUIET: &str =
-    "info,h2=warn,hyper=warn,tower=warn,rustls=warn,kube=warn,libcontainer=warn,netlink=warn";
+/// The default filter: info from our components, warnings from libraries. A target is matched as a
+/// prefix: `kube` would also silence the kubelet.
+const QUIET: &str = "info,h2=warn,hyper=warn,tower=warn,rustls=warn,kube_client=warn,kube_runtime=warn,libcontainer=warn,netlink=warn";
 
 /// On a terminal the checklist is shown; the log then only has warnings.
-const QUIETER: &str = "warn,h2=error,hyper=error,tower=error,kube=error,libcontainer=error";
+const QUIETER: &str =
+    "warn,h2=error,hyper=error,tower=error,kube_client=error,kube_runtime=error,libcontainer=error";
 
 /// This library would log the content of streams, including secrets read in a container.
 const PRINTS_CONTENT: &str = "tungstenite";
@@ -22,14 +23,19 @@ fn tells_no_secret(about: &Metadata<'_>) -> bool {
     *about.level() != Level::TRACE || !about.target().starts_with(PRINTS_CONTENT)
 }
 
+/// The filter for a `--log-level`.
+fn filter(level: Option<&str>, on_terminal: bool) -> &str {
+    match level {
+        None if on_terminal => QUIETER,
+        None | Some("info") => QUIET,
+        Some(level) => level,
+    }
+}
+
 /// Starts logging for the lifetime of the process.
 pub(crate) fn start(options: &Options, on_terminal: bool) -> Result<()> {
-    let default = if on_terminal { QUIETER } else { QUIET };
-    let filter = match options.log_level.as_deref() {
-        Some("info") | None => default.to_owned(),
-        Some(level) => level.to_owned(),
-    };
-    let filter = EnvFilter::try_new(&filter).with_context(|| format!("--log-level: {filter:?}"))?;
+    let filter = filter(options.log_level.as_deref(), on_terminal);
+    let filter = EnvFilter::try_new(filter).with_context(|| format!("--log-level: {filter:?}"))?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
@@ -42,4 +48,44 @@ pub(crate) fn start(options: &Options, on_terminal: bool) -> Result<()> {
         LogFormat::Json => builder.json().finish().with(safe).init(),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_filters_silence_libraries_and_not_the_kubelet() {
+        for (filter, ours, of_libraries) in [
+            (QUIET, Level::INFO, Level::WARN),
+            (QUIETER, Level::WARN, Level::ERROR),
+        ] {
+            let subscriber = tracing_subscriber::registry().with(EnvFilter::new(filter));
+            tracing::subscriber::with_default(subscriber, || {
+                let info = tracing::enabled!(target: "kubelet::worker", Level::INFO);
+                assert!(tracing::enabled!(target: "kubelet::worker", Level::WARN));
+                assert_eq!(info, ours == Level::INFO);
+                let warns = tracing::enabled!(target: "kube_client::client", Level::WARN);
+                assert_eq!(warns, of_libraries == Level::WARN);
+                assert!(!tracing::enabled!(target: "kube_client::client", Level::INFO));
+            });
+        }
+    }
+
+    #[test]
+    fn an_explicit_level_is_obeyed_on_a_terminal() {
+        for (level, on_terminal, expected) in [
+            (None, true, QUIETER),
+            (None, false, QUIET),
+            (Some("info"), true, QUIET),
+            (Some("info"), false, QUIET),
+            (Some("debug"), true, "debug"),
+        ] {
+            assert_eq!(
+                filter(level, on_terminal),
+                expected,
+                "{level:?} {on_terminal}"
+            );
+        }
+    }
 }

@@ -1,11 +1,14 @@
 //! `mainstay down`: stops the process of a data directory; containers keep running.
 
 use std::{
+    fs::File,
+    io::ErrorKind,
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use cluster::Options;
 use nix::{
     sys::signal::{Signal, kill},
@@ -24,6 +27,7 @@ pub(super) fn run(cluster: Cluster) -> Result<()> {
         ..Options::default()
     };
     let data_dir = cluster::settings::data_dir(&options)?;
+    ensure_readable(&data_dir.join("lock"))?;
     let Some(holder) = cluster::lock::holder(&data_dir) else {
         println!(
             "nothing is running with the data directory {}",
@@ -31,7 +35,8 @@ pub(super) fn run(cluster: Cluster) -> Result<()> {
         );
         return Ok(());
     };
-    kill(Pid::from_raw(holder), Signal::SIGTERM)?;
+    kill(Pid::from_raw(holder), Signal::SIGTERM)
+        .with_context(|| format!("cannot stop process {holder}"))?;
     let deadline = Instant::now() + PATIENCE;
     while cluster::lock::holder(&data_dir) == Some(holder) {
         if Instant::now() > deadline {
@@ -41,4 +46,31 @@ pub(super) fn run(cluster: Cluster) -> Result<()> {
     }
     println!("Stopped; containers keep running. `mainstay reset` removes them and all data.");
     Ok(())
+}
+
+/// A lock that this user may not read does not mean that nothing is running.
+fn ensure_readable(lock: &Path) -> Result<()> {
+    match File::open(lock) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot read {}", lock.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_cannot_be_read_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("lock");
+        assert!(ensure_readable(&file).is_ok());
+        File::create(&file).unwrap();
+        assert!(ensure_readable(&file).is_ok());
+        // Root may read everything: a file that is no directory stands for a lack of permission.
+        let error = ensure_readable(&file.join("lock")).unwrap_err();
+        assert!(error.to_string().starts_with("cannot read "), "{error}");
+    }
 }

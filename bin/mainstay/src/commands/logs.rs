@@ -14,6 +14,21 @@ use cluster::Options;
 use super::{detach::LOG, install::UNIT};
 use crate::cli::Logs;
 
+/// The components of a cluster. Other crates log as well, under their own names.
+const COMPONENTS: &[&str] = &[
+    "apiserver",
+    "controllers",
+    "scheduler",
+    "kubelet",
+    "runtime",
+    "network",
+    "network-policy",
+    "proxy",
+    "dns",
+    "store",
+    "cluster",
+];
+
 /// Prints the log, and continues with `--follow`.
 pub(super) fn run(asked: &Logs) -> Result<()> {
     let options = Options {
@@ -21,8 +36,9 @@ pub(super) fn run(asked: &Logs) -> Result<()> {
         ..Options::default()
     };
     let path = cluster::settings::data_dir(&options)?.join(LOG);
+    let part = asked.part.as_deref().map(target);
     if !path.exists() && super::install::is_installed() {
-        return journal(asked);
+        return journal(part, asked.follow);
     }
     let file = File::open(&path).with_context(|| {
         format!("there is no {}: only `mainstay up --detach` writes it; otherwise the log goes to the output of the process", path.display())
@@ -30,13 +46,18 @@ pub(super) fn run(asked: &Logs) -> Result<()> {
     let mut reader = BufReader::new(file);
     let mut out = std::io::stdout().lock();
     let mut line = String::new();
+    let mut is_found = false;
     loop {
         line.clear();
         while reader.read_line(&mut line)? > 0 {
-            if is_about(&line, asked.part.as_deref()) {
+            if is_about(&line, part) {
                 out.write_all(line.as_bytes())?;
+                is_found = true;
             }
             line.clear();
+        }
+        if !is_found {
+            ensure_known(asked.part.as_deref())?;
         }
         if !asked.follow {
             return Ok(());
@@ -46,13 +67,13 @@ pub(super) fn run(asked: &Logs) -> Result<()> {
 }
 
 /// The service logs to the journal.
-fn journal(asked: &Logs) -> Result<()> {
+fn journal(part: Option<&str>, follow: bool) -> Result<()> {
     let mut command = Command::new("journalctl");
     command.args(["--unit", UNIT, "--output", "cat"]);
-    if asked.follow {
+    if follow {
         command.arg("--follow");
     }
-    if let Some(part) = &asked.part {
+    if let Some(part) = part {
         command.args(["--grep", &format!("[ \"]{part}(::|:|\")")]);
     }
     let status = command.status().with_context(|| {
@@ -60,6 +81,25 @@ fn journal(asked: &Logs) -> Result<()> {
     })?;
     anyhow::ensure!(status.success(), "journalctl: {status}");
     Ok(())
+}
+
+/// The target of a component's log lines.
+fn target(part: &str) -> &str {
+    match part {
+        "network-policy" => "policy",
+        part => part,
+    }
+}
+
+/// A component may have logged nothing yet; another name is probably misspelt.
+fn ensure_known(part: Option<&str>) -> Result<()> {
+    let Some(part) = part.filter(|part| !COMPONENTS.contains(part)) else {
+        return Ok(());
+    };
+    anyhow::bail!(
+        "no line is of {part:?}; components are {}",
+        COMPONENTS.join(", ")
+    )
 }
 
 /// Whether a line is from a component: ` kubelet::sweep: …` in text, or `"target":"kubelet::sweep"`
@@ -79,6 +119,19 @@ fn is_about(line: &str, part: Option<&str>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unknown_component_is_an_error_that_lists_the_known_ones() {
+        for part in COMPONENTS {
+            assert!(ensure_known(Some(part)).is_ok(), "{part}");
+        }
+        assert!(ensure_known(None).is_ok());
+        let error = ensure_known(Some("nosuch")).unwrap_err().to_string();
+        assert!(
+            error.contains("\"nosuch\"; components are apiserver, "),
+            "{error}"
+        );
+    }
 
     #[test]
     fn lines_belong_to_the_part_that_wrote_them() {

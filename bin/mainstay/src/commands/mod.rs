@@ -17,9 +17,10 @@ mod token;
 mod version;
 mod why;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{fs::File, io, path::PathBuf, process::ExitCode};
 
 use anyhow::Context;
+use nix::errno::Errno;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::{Cli, Cluster, Command, Reference};
@@ -33,7 +34,8 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("mainstay: {}", explain(&error));
+            let is_root = nix::unistd::geteuid().is_root();
+            eprintln!("mainstay: {}{}", explain(&error), hint(&error, is_root));
             ExitCode::FAILURE
         }
     }
@@ -54,17 +56,55 @@ fn explain(error: &anyhow::Error) -> String {
     line
 }
 
+/// What to do about an error of permissions.
+fn hint(error: &anyhow::Error, is_root: bool) -> &'static str {
+    let is_denied = |cause: &(dyn std::error::Error + 'static)| {
+        let number = cause.downcast_ref::<Errno>().copied().map(io::Error::from);
+        let error = number.as_ref().or_else(|| cause.downcast_ref());
+        error.is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+    };
+    match !is_root && error.chain().any(is_denied) {
+        true => "; it needs root: run it with sudo",
+        false => "",
+    }
+}
+
+/// The administrator's kubeconfig of the cluster in the data directory.
+fn admin_kubeconfig(cluster: &Cluster) -> anyhow::Result<PathBuf> {
+    let options = cluster::Options {
+        data_dir: cluster.data_dir.clone(),
+        ..cluster::Options::default()
+    };
+    Ok(cluster::settings::data_dir(&options)?.join("admin.kubeconfig"))
+}
+
+/// For commands that only read: the named kubeconfig, the administrator's, or the user's own if the
+/// administrator's is not readable. A data directory that was given is never replaced by another
+/// cluster.
+fn find_kubeconfig(named: Option<PathBuf>, cluster: &Cluster) -> anyhow::Result<PathBuf> {
+    if let Some(path) = named {
+        return Ok(path);
+    }
+    let home = std::env::var_os("HOME").filter(|_| cluster.data_dir.is_none());
+    let own = home.map(|home| PathBuf::from(home).join(".kube/config"));
+    Ok(choose_kubeconfig(admin_kubeconfig(cluster)?, own))
+}
+
+fn choose_kubeconfig(admin: PathBuf, own: Option<PathBuf>) -> PathBuf {
+    match own {
+        Some(own) if own.exists() && File::open(&admin).is_err() => own,
+        _ => admin,
+    }
+}
+
 /// The named kubeconfig, or the administrator's of the cluster in the data directory.
-fn read_kubeconfig(named: Option<PathBuf>, cluster: Cluster) -> anyhow::Result<client::Kubeconfig> {
+fn read_kubeconfig(
+    named: Option<PathBuf>,
+    cluster: &Cluster,
+) -> anyhow::Result<client::Kubeconfig> {
     let path = match named {
         Some(path) => path,
-        None => {
-            let options = cluster::Options {
-                data_dir: cluster.data_dir,
-                ..cluster::Options::default()
-            };
-            cluster::settings::data_dir(&options)?.join("admin.kubeconfig")
-        }
+        None => admin_kubeconfig(cluster)?,
     };
     let config = client::Kubeconfig::read(&path);
     config.context("run it on a server of the cluster, or give a --kubeconfig")
@@ -128,11 +168,34 @@ fn run_plain(command: Command) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use anyhow::anyhow;
 
-    use super::explain;
+    use super::*;
+
+    #[test]
+    fn a_lack_of_permission_refers_to_sudo() {
+        let denied = anyhow::Error::new(Errno::EPERM).context("cannot stop process 1");
+        assert!(hint(&denied, false).ends_with("run it with sudo"));
+        assert_eq!(hint(&denied, true), "");
+        let denied = anyhow::Error::new(io::Error::from(Errno::EACCES));
+        assert!(hint(&denied, false).ends_with("run it with sudo"));
+        let absent = anyhow::Error::new(io::Error::from(Errno::ENOENT));
+        assert_eq!(hint(&absent, false), "");
+    }
+
+    #[test]
+    fn the_users_kubeconfig_is_read_if_the_administrators_is_not_readable() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let (admin, own) = (path("admin"), path("own"));
+        let choose = || choose_kubeconfig(admin.clone(), Some(own.clone()));
+        assert_eq!(choose(), admin);
+        File::create(&own).unwrap();
+        assert_eq!(choose(), own);
+        assert_eq!(choose_kubeconfig(admin.clone(), None), admin);
+        File::create(&admin).unwrap();
+        assert_eq!(choose(), admin);
+    }
 
     #[test]
     fn an_error_is_not_printed_twice_in_the_chain() {

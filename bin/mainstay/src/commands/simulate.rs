@@ -25,7 +25,7 @@ pub(super) fn run(asked: Simulate) -> Result<()> {
             labels,
         },
     };
-    let config = super::read_kubeconfig(asked.kubeconfig, asked.cluster)?;
+    let config = super::read_kubeconfig(asked.kubeconfig, &asked.cluster)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;

@@ -1,6 +1,6 @@
 //! `mainstay status`: the components of a cluster, its nodes, certificates and store, and problems.
 
-use std::{fmt, path::Path, process::ExitCode};
+use std::{fmt, io, path::Path, process::ExitCode};
 
 use anyhow::{Context, Result};
 use client::kube;
@@ -78,11 +78,14 @@ pub(super) fn run(asked: &cli::Status) -> Result<ExitCode> {
         ..Options::default()
     };
     let data_dir = cluster::settings::data_dir(&options)?;
+    let pki = std::fs::read_dir(data_dir.join("pki"));
+    let is_absent = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
     anyhow::ensure!(
-        data_dir.join("pki").is_dir(),
+        !pki.as_ref().is_err_and(is_absent),
         "there is no data of a server in {}; `mainstay up` starts a cluster, --data-dir selects another directory",
         data_dir.display()
     );
+    pki.with_context(|| format!("cannot read {}", data_dir.display()))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -115,14 +118,23 @@ async fn status(data_dir: &Path) -> Result<Status> {
             status.nodes = nodes.iter().map(node).collect();
         }
         Err(error) => {
-            let error = anyhow::Error::from(error);
-            status
-                .problems
-                .push(format!("the server does not answer: {error:#}"));
+            let server = &config.resolve(None)?.1.server;
+            status.problems.push(unanswered(server, &error.into()));
         }
     }
     status.problems.extend(problems(&status, Timestamp::now()));
     Ok(status)
+}
+
+/// The last cause says most; the causes before it are the layers of the client.
+fn unanswered(server: &str, error: &anyhow::Error) -> String {
+    let cause = error.root_cause();
+    match cause.downcast_ref::<io::Error>().map(io::Error::kind) {
+        Some(io::ErrorKind::ConnectionRefused) => format!(
+            "the server at {server} does not answer (connection refused): start it with `mainstay up`"
+        ),
+        _ => format!("the server at {server} does not answer: {cause}"),
+    }
 }
 
 async fn readiness(client: &kube::Client) -> Result<String> {
@@ -314,6 +326,17 @@ mod tests {
             ("etcd", false, "failed"),
         ];
         assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn a_refused_connection_names_the_server_and_the_command_that_starts_it() {
+        let refused = io::Error::from_raw_os_error(111);
+        let error = anyhow::Error::new(refused).context("client error (Connect)");
+        let expected = "the server at https://a:6443 does not answer (connection refused): start it with `mainstay up`";
+        assert_eq!(unanswered("https://a:6443", &error), expected);
+        let error = anyhow::anyhow!("expired certificate").context("client error (Connect)");
+        let expected = "the server at https://a:6443 does not answer: expired certificate";
+        assert_eq!(unanswered("https://a:6443", &error), expected);
     }
 
     #[test]

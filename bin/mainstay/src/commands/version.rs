@@ -1,9 +1,8 @@
 //! `mainstay version`: this program's version, and that of a kubeconfig's server.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
-use cluster::Options;
 use serde_json::json;
 use stdx::Version;
 
@@ -12,24 +11,18 @@ use crate::cli;
 /// The timeout of the request.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Prints both, and warns if they are incompatible. Without a kubeconfig no server is asked.
+/// Prints both, and warns if they are incompatible. Without a kubeconfig no server is asked; if it
+/// does not answer, that is an error after this program's version.
 pub(super) fn run(asked: cli::Version) -> Result<()> {
-    let server = match kubeconfig(&asked)? {
-        Some(path) if !asked.client => Some(ask(&path)?),
-        _ => None,
+    let is_named = asked.kubeconfig.is_some();
+    let path = super::find_kubeconfig(asked.kubeconfig, &asked.cluster)?;
+    let server = match !asked.client && (is_named || path.exists()) {
+        true => ask(&path).map(Some),
+        false => Ok(None),
     };
-    let own = cluster::version();
-    match asked.output.as_deref() {
-        None => {
-            println!("Client: {own}");
-            if let Some(server) = &server {
-                println!("Server: {server}");
-            }
-        }
-        Some("json") => println!("{}", json!({"client": own, "server": server})),
-        Some(other) => bail!("--output: {other:?} is not json"),
-    }
-    let found = server.and_then(|server| server.parse::<Version>().ok());
+    let text = show(&cluster::version(), &server, asked.output.as_deref())?;
+    println!("{text}");
+    let found = server?.and_then(|server| server.parse::<Version>().ok());
     if let Some(found) = found.filter(|found| !Version::own().works_with(*found)) {
         eprintln!(
             "Warning: {} and {found} are more than one minor version apart and do not work together",
@@ -39,20 +32,18 @@ pub(super) fn run(asked: cli::Version) -> Result<()> {
     Ok(())
 }
 
-/// The named kubeconfig, or the administrator's if a server has run here.
-fn kubeconfig(asked: &cli::Version) -> Result<Option<PathBuf>> {
-    if let Some(path) = &asked.kubeconfig {
-        return Ok(Some(path.clone()));
+/// What is known of both.
+fn show(own: &str, server: &Result<Option<String>>, output: Option<&str>) -> Result<String> {
+    let server = server.as_ref().ok().and_then(Option::as_ref);
+    match (output, server) {
+        (None, None) => Ok(format!("Client: {own}")),
+        (None, Some(server)) => Ok(format!("Client: {own}\nServer: {server}")),
+        (Some("json"), _) => Ok(json!({"client": own, "server": server}).to_string()),
+        (Some(other), _) => bail!("--output: {other:?} is not json"),
     }
-    let options = Options {
-        data_dir: asked.cluster.data_dir.clone(),
-        ..Options::default()
-    };
-    let path = cluster::settings::data_dir(&options)?.join("admin.kubeconfig");
-    Ok(path.exists().then_some(path))
 }
 
-fn ask(kubeconfig: &std::path::Path) -> Result<String> {
+fn ask(kubeconfig: &Path) -> Result<String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -62,4 +53,20 @@ fn ask(kubeconfig: &std::path::Path) -> Result<String> {
         let answer = answer.with_context(|| format!("no answer within {PATIENCE:?}"))?;
         Ok(answer.context("the server's version")?.git_version)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clients_version_is_printed_also_if_the_server_cannot_be_asked() {
+        let refused = Err(anyhow::anyhow!("cannot read the kubeconfig"));
+        assert_eq!(show("v1", &refused, None).unwrap(), "Client: v1");
+        let json = r#"{"client":"v1","server":null}"#;
+        assert_eq!(show("v1", &refused, Some("json")).unwrap(), json);
+        let both = show("v1", &Ok(Some("v2".to_owned())), None).unwrap();
+        assert_eq!(both, "Client: v1\nServer: v2");
+        assert!(show("v1", &refused, Some("yaml")).is_err());
+    }
 }

@@ -5,10 +5,12 @@ use why::Question;
 
 use crate::cli::Why;
 
-/// Runs with a kubeconfig, or as the administrator of the cluster in the data directory.
+/// Runs with a kubeconfig, as the administrator of the cluster in the data directory, or as this
+/// user.
 pub(super) fn run(asked: Why) -> Result<()> {
     let question = Question::parse(&asked.words, &asked.namespace, &asked.groups)?;
-    let config = super::read_kubeconfig(asked.kubeconfig, asked.cluster)?;
+    let path = super::find_kubeconfig(asked.kubeconfig, &asked.cluster)?;
+    let config = super::read_kubeconfig(Some(path), &asked.cluster)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;

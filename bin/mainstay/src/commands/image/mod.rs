@@ -10,6 +10,10 @@ use cluster::Options;
 use cri::v1::{
     Image as CriImage, ImageSpec, ImageStatusRequest, ListImagesRequest, RemoveImageRequest,
 };
+use nix::{
+    errno::Errno,
+    unistd::{AccessFlags, access},
+};
 
 use crate::cli::{Image, ImageStore};
 
@@ -42,13 +46,23 @@ fn socket(store: &ImageStore) -> Result<PathBuf> {
     };
     let data_dir = cluster::settings::data_dir(&options)?;
     let socket = cluster::settings::state_dir(&cluster::settings::id(&data_dir)).join("cri.sock");
-    if !socket.exists() {
-        bail!(
+    match access(&socket, AccessFlags::W_OK) {
+        Ok(()) => Ok(socket),
+        Err(error) => Err(unusable(error, &socket, &data_dir)),
+    }
+}
+
+/// Why the runtime's socket cannot be used.
+fn unusable(error: Errno, socket: &Path, data_dir: &Path) -> anyhow::Error {
+    match error {
+        Errno::ENOENT => anyhow::anyhow!(
             "no cluster is running with the data directory {}; start one with `mainstay up`, or give another --data-dir",
             data_dir.display()
-        );
+        ),
+        error => {
+            anyhow::Error::new(error).context(format!("cannot connect to {}", socket.display()))
+        }
     }
-    Ok(socket)
 }
 
 async fn list(socket: &Path) -> Result<()> {
@@ -118,4 +132,16 @@ async fn remove(socket: &Path, images: Vec<String>) -> Result<()> {
 /// The runtime's message, without gRPC's words.
 fn said(status: cri::tonic::Status) -> anyhow::Error {
     anyhow::anyhow!("{}", status.message())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_without_permission_is_no_stopped_cluster() {
+        let text = |error| unusable(error, Path::new("/run/s"), Path::new("/data")).to_string();
+        assert!(text(Errno::ENOENT).starts_with("no cluster is running"));
+        assert_eq!(text(Errno::EACCES), "cannot connect to /run/s");
+    }
 }
