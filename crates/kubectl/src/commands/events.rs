@@ -154,9 +154,13 @@ impl Events {
             let about = &event["involvedObject"];
             let mut row = vec![
                 interval(event),
-                str_of(&event["type"]).to_owned(),
-                str_of(&event["reason"]).to_owned(),
-                format!("{}/{}", str_of(&about["kind"]), str_of(&about["name"])),
+                escape(str_of(&event["type"])),
+                escape(str_of(&event["reason"])),
+                escape(&format!(
+                    "{}/{}",
+                    str_of(&about["kind"]),
+                    str_of(&about["name"])
+                )),
                 escape(str_of(&event["message"]).trim()),
             ];
             if self.all_namespaces {

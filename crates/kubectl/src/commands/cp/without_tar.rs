@@ -25,6 +25,9 @@ const LIST: &str = r#"walk() {
 }
 walk "#;
 
+/// The maximum length of the list of a directory's files.
+const MAX_LIST: u64 = 64 << 20;
+
 pub(super) async fn download(remote: &Remote<'_>, source: &str, destination: &Path) -> Result<()> {
     let target = file_target(destination.to_owned(), Path::new(source));
     let why = match download_file(remote, source, target).await? {
@@ -38,8 +41,12 @@ pub(super) async fn download(remote: &Remote<'_>, source: &str, destination: &Pa
     let script = format!("{LIST}{}", quoted(directory));
     let (ended, list) = remote
         .receive(&["sh", "-c", &script], |mut output: ChunkReader| {
+            // The container chooses what it prints, and could print without end.
             let mut list = String::new();
-            output.read_to_string(&mut list)?;
+            let length = output.by_ref().take(MAX_LIST).read_to_string(&mut list)?;
+            if length as u64 == MAX_LIST {
+                bail!("the list of files is too long");
+            }
             Ok(list)
         })
         .await?;

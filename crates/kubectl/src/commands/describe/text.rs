@@ -21,7 +21,9 @@ impl Text {
     /// A line, indented.
     pub(super) fn line(&mut self, level: usize, line: &str) {
         self.pending.push_str(&"  ".repeat(level));
-        self.pending.push_str(line);
+        // Others write the values: a terminal would execute their control sequences.
+        let line = line.replace('\x1b', "^[").replace('\r', "\\r");
+        self.pending.push_str(&line);
         self.pending.push('\n');
     }
 
@@ -234,5 +236,19 @@ pub(super) fn or_unset(value: &Value) -> String {
     match value.is_null() {
         true => "<unset>".to_owned(),
         false => plain(value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_sequences_in_values_do_not_reach_the_terminal() {
+        let mut text = Text::default();
+        text.lines("Data", vec!["\x1b]0;title\x07\x1b[2J\rx".to_owned()]);
+        let text = text.finish();
+        assert!(!text.contains(['\x1b', '\r']), "{text:?}");
+        assert!(text.contains("^[]0;title"), "{text:?}");
     }
 }
