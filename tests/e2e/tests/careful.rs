@@ -74,10 +74,20 @@ fn a_second_cluster_with_the_same_addresses_is_refused(cluster: &Cluster) {
 #[test]
 fn a_cluster_whose_store_is_missing_refuses_to_start() {
     let mut cluster = Cluster::up();
-    cluster.kubectl(&["create", "configmap", "kept"]).success();
-    cluster.kill();
     let data = cluster.data_dir();
     let path = data.to_str().expect("a path").to_owned();
+    let manifest = |cluster: &Cluster| {
+        let file = format!("{path}/store/manifest");
+        cluster.machine().run("sha256sum", &[&file]).success()
+    };
+    let before = manifest(&cluster);
+    cluster.kubectl(&["create", "configmap", "kept"]).success();
+    // A loss is noticed from the manifest, which follows the writes within a second.
+    eventually("the manifest", || match manifest(&cluster) == before {
+        true => Err("it is not written".to_owned()),
+        false => Ok(()),
+    });
+    cluster.kill();
     let refused = |cluster: &Cluster| {
         let ran = cluster.mainstay(&["up", "--node-name", "one"]);
         assert!(!ran.ok, "it started");
