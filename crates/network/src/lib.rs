@@ -27,6 +27,7 @@ pub mod nft;
 mod notices;
 mod overlay;
 mod routed;
+mod overlay_table;
 pub mod routes;
 mod rules;
 mod shape;

@@ -1,7 +1,10 @@
 //! The VXLAN device to nodes on other subnets: the device itself, a forwarding entry for each node,
 //! and a neighbour entry for each node's device. Entries of removed nodes are deleted.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use futures::TryStreamExt;
 use ipnet::IpNet;
@@ -21,7 +24,7 @@ use tracing::{debug, info};
 use crate::{
     Error, Result, links, names,
     netns::Netlink,
-    nft::{Batch, Nft},
+    overlay_table::Table,
     routes::{Config, NextHop, overlay_hardware},
 };
 
@@ -58,14 +61,19 @@ impl Tunnel {
 /// The overlay of one node.
 pub(crate) struct Overlay<'a> {
     pub config: &'a Config,
-    pub nft: &'a Nft,
+    pub table: &'a Table,
     pub netlink: &'a Netlink,
 }
 
 impl Overlay<'_> {
-    /// Syncs the device and its entries with `tunnels`; returns the device's index. The device is
-    /// created with the first tunnel, and stays.
-    pub(crate) async fn sync(&self, tunnels: &[Tunnel], own: Vec<IpNet>) -> Result<Option<u32>> {
+    /// Syncs the device, its entries and its rules with `tunnels`; returns the device's index. The
+    /// device is created with the first tunnel, and stays. It receives only from `senders`.
+    pub(crate) async fn sync(
+        &self,
+        tunnels: &[Tunnel],
+        own: Vec<IpNet>,
+        senders: &BTreeSet<IpAddr>,
+    ) -> Result<Option<u32>> {
         let name = names::vxlan_link(&self.config.id);
         let mut index = links::index_of(self.netlink, &name).await?;
         if let Some(old) = index
@@ -84,6 +92,7 @@ impl Overlay<'_> {
             None if tunnels.is_empty() => return Ok(None),
             None => self.create(&name).await?,
         };
+        self.table.sync(self.config, &name, senders).await?;
         if !tunnels.is_empty() {
             let there = self.addresses(index).await?;
             for cidr in own.iter().filter(|cidr| !there.contains(&cidr.network())) {
@@ -156,30 +165,10 @@ impl Overlay<'_> {
         let made = self.netlink.handle.link().add(device.build()).execute();
         made.await
             .map_err(Error::netlink(format!("create {name}")))?;
-        self.masquerade(name).await?;
         info!(device = name, "overlay device created");
         links::index_of(self.netlink, name).await?.ok_or_else(|| {
             Error::netlink("create the overlay device")(rtnetlink::Error::RequestFailed)
         })
-    }
-
-    /// This node's own packets into the overlay must have the device's address as source; otherwise
-    /// the reply would take another way.
-    async fn masquerade(&self, device: &str) -> Result<()> {
-        let table = names::table_of(&self.config.id, "overlay");
-        let mut batch = Batch::new();
-        batch.replace_table("inet", &table);
-        batch.push(format!(
-            "add chain inet {table} postrouting {{ type nat hook postrouting priority 101; }}"
-        ));
-        for cidr in &self.config.cluster_cidrs {
-            let family = if cidr.addr().is_ipv4() { "ip" } else { "ip6" };
-            batch.push(format!(
-                "add rule inet {table} postrouting oifname \"{device}\" {family} saddr != {cidr} \
-                 masquerade fully-random"
-            ));
-        }
-        self.nft.apply(&batch).await
     }
 
     /// Syncs forwarding entries: the node of each hardware address.

@@ -21,12 +21,15 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::{
-    Error, Result, links,
+    Error, Result,
+    check_timer::CheckTimer,
+    links,
     names::{self, ROUTE_PROTOCOL, hardware_address},
     netns::Netlink,
     nft::Nft,
     notices::Notices,
     overlay::{Overlay, Tunnel},
+    overlay_table::Table,
 };
 
 /// Another node, as far as routes need it.
@@ -122,8 +125,8 @@ impl Config {
     /// an earlier run are kept until it is.
     pub fn build(self, nft: Nft, nodes: watch::Receiver<Option<Vec<Peer>>>) -> Arc<NodeRoutes> {
         Arc::new(NodeRoutes {
+            table: Table::new(&self.id, nft),
             config: self,
-            nft,
             nodes,
         })
     }
@@ -132,7 +135,7 @@ impl Config {
 /// Maintains the node's routes to other nodes' pods.
 pub struct NodeRoutes {
     config: Config,
-    nft: Nft,
+    table: Table,
     nodes: watch::Receiver<Option<Vec<Peer>>>,
 }
 
@@ -151,11 +154,12 @@ impl NodeRoutes {
         let routes = plan(&peers, &subnets(netlink).await?);
         let overlay = Overlay {
             config: &self.config,
-            nft: &self.nft,
+            table: &self.table,
             netlink,
         };
         let tunnels: Vec<Tunnel> = routes.iter().filter_map(Tunnel::new).collect();
-        let device = overlay.sync(&tunnels, own).await?;
+        let senders = peers.iter().flat_map(|peer| &peer.addresses).copied();
+        let device = overlay.sync(&tunnels, own, &senders.collect()).await?;
         let installed = tagged(netlink, &self.config.id).await?;
         self.remove_stale(netlink, &installed, &routes).await?;
         let mut outcome = Ok(());
@@ -226,6 +230,7 @@ impl NodeRoutes {
         let mut notices = Notices::subscribe(&self.config.id, self.config.cluster_cidrs.clone())?;
         let mut nodes = self.nodes.clone();
         let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
+        let mut check = CheckTimer::start();
         context.ready();
         loop {
             let now = nodes.borrow_and_update().clone();
@@ -256,6 +261,9 @@ impl NodeRoutes {
                     return Err("the informer of nodes ended".into());
                 },
                 noticed = notices.changed() => noticed?,
+                () = check.due() => if let Err(error) = self.table.repair().await {
+                    warn!(%error, "cannot repair the rules of the overlay");
+                },
                 () = retry => {}
                 () = context.shutdown() => return Ok(()),
             }

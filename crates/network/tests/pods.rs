@@ -671,7 +671,7 @@ fn packed(mac: &str, source: [u8; 4], to: [u8; 4], port: u16, text: &[u8]) -> Ve
 }
 
 #[test]
-fn a_pod_cannot_send_packets_of_the_overlay_to_a_node() {
+fn only_nodes_can_send_packets_of_the_overlay_to_a_node() {
     lab::node(|outside| async move {
         let nodes = distant_nodes(&outside).await;
         let pods = reach_the_second_node(outside.clone(), nodes, "far 10.42.0.0").await;
@@ -687,14 +687,17 @@ fn a_pod_cannot_send_packets_of_the_overlay_to_a_node() {
         let receiver = receiver.await.unwrap();
         let from_victim = [10, 42, 0, 77];
         let forged = packed(&mac, from_victim, [10, 42, 1, 1], 99, b"forged");
-        let send = move || {
-            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let send = move |from: &str| {
+            let socket = UdpSocket::bind((from, 0)).unwrap();
             // The kernel may report at once that it was dropped.
             let _ = socket.send_to(&forged, "203.0.113.2:8472");
         };
-        network::netns::run(pods.near.path(), send.clone())
+        let of_pod = send.clone();
+        network::netns::run(pods.near.path(), move || of_pod("0.0.0.0"))
             .await
             .unwrap();
+        // A machine that is not a node.
+        send("192.0.2.1");
         let honest = || {
             UdpSocket::bind("0.0.0.0:0")
                 .unwrap()
@@ -708,7 +711,7 @@ fn a_pod_cannot_send_packets_of_the_overlay_to_a_node() {
         let length = receiver.recv(&mut buffer).unwrap();
         assert_eq!(&buffer[..length], b"honest");
         // From a node it would have arrived.
-        send();
+        send("198.51.100.1");
         let (length, from) = receiver.recv_from(&mut buffer).unwrap();
         assert_eq!(&buffer[..length], b"forged");
         assert_eq!(from.ip().to_string(), "10.42.0.77");

@@ -70,6 +70,11 @@ fn entries_of_the_overlay_go_with_their_node_and_follow_its_address() {
         assert!(fdb().contains("dst 198.51.100.9 "), "{}", fdb());
         assert!(fdb().contains("dst 198.51.100.10 "), "{}", fdb());
         assert!(neighbours().contains("10.42.3.0 "), "{}", neighbours());
+        let senders = || lab::command("nft list set inet mainstay-0123abcd-overlay ip_nodes");
+        for node in ["192.0.2.2", "198.51.100.9", "198.51.100.10"] {
+            assert!(senders().contains(node), "{}", senders());
+        }
+        assert!(!senders().contains("192.0.2.1,"), "{}", senders());
 
         nodes[2].addresses = vec!["198.51.100.77".parse().unwrap()];
         nodes.remove(3);
@@ -77,6 +82,8 @@ fn entries_of_the_overlay_go_with_their_node_and_follow_its_address() {
         assert!(fdb().contains("dst 198.51.100.77 "), "{}", fdb());
         assert!(!fdb().contains("198.51.100.9 "), "{}", fdb());
         assert!(!fdb().contains("198.51.100.10 "), "{}", fdb());
+        assert!(senders().contains("198.51.100.77"), "{}", senders());
+        assert!(!senders().contains("198.51.100.10"), "{}", senders());
         assert!(neighbours().contains("10.42.2.0 "), "{}", neighbours());
         assert!(!neighbours().contains("10.42.3.0 "), "{}", neighbours());
 
