@@ -21,6 +21,7 @@ use kube::api::PostParams;
 use lifecycle::Context;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
+use tracing::debug;
 use volume::{Need, Objects, TokenSpec};
 
 use crate::{
@@ -28,6 +29,9 @@ use crate::{
     pod::spec,
     registry::{Message, Registry},
 };
+
+/// The delay after a failed refresh of a token that is still valid.
+const TOKEN_RETRY: Duration = Duration::from_secs(30);
 
 /// Namespace and name.
 type Key = (String, String);
@@ -182,14 +186,29 @@ impl Sources {
         });
     }
 
-    /// A token that is valid for a while: the cached one, or a new one.
+    /// A token of the pod: the cached one until it is due for a refresh, then a new one. While the API
+    /// server does not issue a new one, the old one is used until it expires.
     pub async fn token(&self, pod: &Pod, wanted: &TokenSpec, now: Timestamp) -> Result<Token> {
         let key = (spec::uid(pod).to_owned(), wanted.clone());
-        if let Some(token) = self.tokens.lock().get(&key)
-            && token.refresh_at > now
-        {
-            return Ok(token.clone());
-        }
+        let cached = self.tokens.lock().get(&key).cloned();
+        let token = match cached {
+            Some(token) if token.refresh_at > now => return Ok(token),
+            cached => match (self.request_token(pod, wanted, now).await, cached) {
+                (Err(error), Some(old)) if old.expires > now => {
+                    debug!(pod = key.0, %error, "cannot refresh a token, using the old one");
+                    Token {
+                        refresh_at: old.expires.min(now + TOKEN_RETRY),
+                        ..old
+                    }
+                }
+                (requested, _) => requested?,
+            },
+        };
+        self.tokens.lock().insert(key, token.clone());
+        Ok(token)
+    }
+
+    async fn request_token(&self, pod: &Pod, wanted: &TokenSpec, now: Timestamp) -> Result<Token> {
         let account = spec::spec(pod)
             .service_account_name
             .as_deref()
@@ -221,13 +240,11 @@ impl Sources {
         // A token is refreshed after 80% of its lifetime, and at least once a day.
         let life = (expires.0 - now).get_seconds().max(1);
         let refresh_at = now + Duration::from_secs((life * 4 / 5).min(24 * 3600) as u64);
-        let token = Token {
+        Ok(Token {
             text,
             expires: expires.0,
             refresh_at,
-        };
-        self.tokens.lock().insert(key, token.clone());
-        Ok(token)
+        })
     }
 
     /// The pod is gone: watches that only it used end.
@@ -266,5 +283,77 @@ impl<K> Watches<K> {
             }
             !watched.users.is_empty()
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+
+    use super::*;
+
+    /// An API server that issues tokens for an hour, unless it is away.
+    struct Issuer {
+        is_away: AtomicBool,
+        now: AtomicI64,
+    }
+
+    impl Issuer {
+        fn client(self: &Arc<Self>) -> kube::Client {
+            let issuer = self.clone();
+            let answer = move |_: http::Request<kube::client::Body>| {
+                let issuer = issuer.clone();
+                async move {
+                    if issuer.is_away.load(Ordering::Relaxed) {
+                        return Err(std::io::Error::other("connection refused"));
+                    }
+                    let now = issuer.now.load(Ordering::Relaxed);
+                    let expires = at(now + 3600).to_string();
+                    let body = serde_json::json!({
+                        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "metadata": {},
+                        "spec": {"audiences": []},
+                        "status": {"token": format!("issued at {now}"), "expirationTimestamp": expires},
+                    });
+                    let body = kube::client::Body::from(body.to_string().into_bytes());
+                    Ok(http::Response::new(body))
+                }
+            };
+            kube::Client::new(tower::service_fn(answer), "default")
+        }
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_token_is_used_until_it_expires_while_the_servers_are_away() {
+        let issuer = Arc::new(Issuer {
+            is_away: AtomicBool::new(false),
+            now: AtomicI64::new(0),
+        });
+        let context = Context::standalone("kubelet", CancellationToken::new());
+        let sources = Sources::new(issuer.client(), context, Registry::default());
+        let wanted = TokenSpec {
+            audience: String::new(),
+            expiration_seconds: 3600,
+        };
+        let pod = Pod::default();
+        let token = async |now| sources.token(&pod, &wanted, at(now)).await;
+
+        assert_eq!(token(0).await.unwrap().text, "issued at 0");
+        issuer.is_away.store(true, Ordering::Relaxed);
+        // Due for a refresh after 2880 s.
+        for now in [2879, 2880, 3570] {
+            assert_eq!(token(now).await.unwrap().text, "issued at 0");
+        }
+        assert_eq!(token(3599).await.unwrap().refresh_at, at(3600));
+        assert!(token(3600).await.is_err(), "it has expired");
+
+        issuer.is_away.store(false, Ordering::Relaxed);
+        issuer.now.store(12 * 3600, Ordering::Relaxed);
+        let renewed = token(12 * 3600).await.unwrap();
+        assert_eq!(renewed.text, format!("issued at {}", 12 * 3600));
+        assert_eq!(renewed.refresh_at, at(12 * 3600 + 2880));
     }
 }

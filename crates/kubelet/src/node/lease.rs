@@ -10,17 +10,20 @@ use k8s_openapi::{
 };
 use kube::api::PostParams;
 use tokio::sync::watch;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::{Result, core::Core};
 
 const NAMESPACE: &str = "kube-node-lease";
+/// The delay after a failed renewal: short, so that the node counts as healthy soon after an outage.
+const RETRY: Duration = Duration::from_secs(1);
 /// Renewals per lease duration.
 const RENEWALS: u32 = 4;
 
 /// Renews the Lease. Never returns. `node_uid` is the uid of the Node object, if it exists.
 pub(crate) async fn run(core: &Core, mut node_uid: watch::Receiver<Option<String>>) {
     let mut known: Option<Lease> = None;
+    let mut is_failing = false;
     loop {
         let uid = match node_uid.wait_for(Option::is_some).await {
             Ok(uid) => uid.clone().unwrap_or_default(),
@@ -29,13 +32,22 @@ pub(crate) async fn run(core: &Core, mut node_uid: watch::Receiver<Option<String
         let wait = match renew(core, &uid, known.take()).await {
             Ok(lease) => {
                 debug!("lease renewed");
+                if is_failing {
+                    info!("lease renewed again");
+                }
+                is_failing = false;
                 known = Some(lease);
                 let seconds = core.settings().node_lease_duration_seconds;
                 Duration::from_secs(u64::try_from(seconds).unwrap_or(1)) / RENEWALS
             }
             Err(error) => {
-                warn!(%error, "cannot renew lease");
-                Duration::from_secs(1)
+                // Once, since the servers may be away for hours.
+                match is_failing {
+                    false => warn!(%error, "cannot renew lease, trying every second"),
+                    true => debug!(%error, "cannot renew lease"),
+                }
+                is_failing = true;
+                RETRY
             }
         };
         tokio::select! {

@@ -14,7 +14,7 @@ use kube::api::{Patch, PatchParams};
 use reconcile::Kind;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::{
     cgroup_driver,
@@ -50,6 +50,7 @@ pub(crate) async fn run(
     let mut configured = None;
     let mut written: Option<Timestamp> = None;
     let mut exists = true;
+    let mut is_failing = false;
     let mut pressures = core.pressures.subscribe();
     let mut settings = core.settings.subscribe();
     let mut shutting_down = core.shutting_down.subscribe();
@@ -88,10 +89,16 @@ pub(crate) async fn run(
                 Ok(fresh) => {
                     node = fresh;
                     written = Some(now);
+                    is_failing = false;
                     before = status.conditions.unwrap_or_default();
                 }
                 Err(error) => {
-                    warn!(%error, "cannot write node status");
+                    // Once, since the servers may be away for hours.
+                    match is_failing {
+                        false => warn!(%error, "cannot write node status, trying every second"),
+                        true => debug!(%error, "cannot write node status"),
+                    }
+                    is_failing = true;
                     wait = Duration::from_secs(1);
                     // The Node was deleted and the watch event has not arrived.
                     exists = !error.is_not_found();

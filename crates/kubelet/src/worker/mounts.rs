@@ -21,6 +21,9 @@ const RETRY: Duration = Duration::from_secs(10);
 pub(super) struct Mounts {
     pub(super) mounted: Arc<Mounted>,
     refresh: Refresh,
+    /// The last logged error of a refresh; the same one is not logged again, since the servers may be away for
+    /// hours.
+    logged: Option<String>,
 }
 
 enum Refresh {
@@ -82,9 +85,16 @@ impl Worker {
     pub(super) fn finish_refresh(&mut self, outcome: Result<Mounted>) {
         let again = matches!(self.mounts.refresh, Refresh::Running { again: true });
         let at = match outcome {
-            Ok(mounted) => mounted.refresh_at,
+            Ok(mounted) => {
+                self.mounts.logged = None;
+                mounted.refresh_at
+            }
             Err(error) => {
-                warn!(pod = self.subject.uid, %error, "cannot refresh volumes");
+                let text = error.to_string();
+                if self.mounts.logged.as_ref() != Some(&text) {
+                    warn!(pod = self.subject.uid, %error, "cannot refresh volumes");
+                    self.mounts.logged = Some(text);
+                }
                 if let Error::Mount { reason, .. } = &error {
                     let events = &self.core.events;
                     events.warning(&self.subject.pod, reason, error.to_string());

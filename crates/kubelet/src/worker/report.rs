@@ -34,6 +34,9 @@ pub(super) struct Report {
     /// exists. An equal patch is not sent again, even if the API dropped some of its fields.
     sent: Option<Box<str>>,
     state: State,
+    /// Whether the last write failed: further failures are not logged, since the servers may be away
+    /// for hours.
+    is_failing: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,6 +61,7 @@ impl Report {
             taken: None,
             sent: None,
             state: State::Idle,
+            is_failing: false,
         }
     }
 
@@ -166,11 +170,19 @@ impl Worker {
                     pod.metadata.managed_fields = None;
                     self.subject.shown = Some((*pod).into());
                 }
+                report.is_failing = false;
                 return;
             }
             // The watch will report the deletion.
             Err(kube::Error::Api(status)) if status.code == 404 => {}
-            Err(error) => warn!(pod = self.subject.uid, %error, "cannot update pod status"),
+            Err(error) if report.is_failing => {
+                debug!(pod = self.subject.uid, %error, "cannot update pod status");
+            }
+            Err(error) => {
+                report.is_failing = true;
+                let pod = &self.subject.uid;
+                warn!(pod, %error, "cannot update pod status, trying every second");
+            }
         }
         let until = self.core.now() + RETRY;
         report.state = State::Refused { until };
