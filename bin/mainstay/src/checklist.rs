@@ -64,6 +64,10 @@ pub(crate) async fn show(running: &Running, begun: Instant) {
         patiently(&line, state, running.health().ready(service)).await;
         tick(style, &line, begun);
     }
+    if running.role() != Role::Agent {
+        let hint = || format!("see `{} kubectl get --raw '/livez?verbose'`", binary());
+        patiently("the default roles", hint, running.api_started()).await;
+    }
     if running.role() != Role::Server {
         let hint = || {
             format!(

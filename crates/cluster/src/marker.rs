@@ -39,6 +39,10 @@ pub struct Marker {
     /// The kubelet's directory, if it is not in the data directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubelet_root: Option<PathBuf>,
+    /// Random, and part of the cgroup's name: mount namespaces can have different directories of the
+    /// same path, and usually share the cgroups. Empty in directories of earlier versions.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub cgroup_suffix: String,
 }
 
 impl Marker {
@@ -63,7 +67,10 @@ impl Marker {
     /// Changes the marker, or creates it. A crash leaves the old or the new one.
     pub fn update(data_dir: &Path, change: impl FnOnce(&mut Self)) -> Result<(), Error> {
         let before = Self::read(data_dir)?;
-        let mut after = before.clone().unwrap_or_default();
+        let mut after = before.clone().unwrap_or_else(|| Self {
+            cgroup_suffix: format!("{:08x}", rand::random::<u32>()),
+            ..Self::default()
+        });
         after.version = 1;
         change(&mut after);
         if before.as_ref() == Some(&after) {
@@ -83,6 +90,12 @@ impl Marker {
             source,
         })
     }
+}
+
+/// The name of the cgroup of a directory's pods, below the roots of the cgroup hierarchies.
+pub fn cgroup(id: &str, marker: Option<&Marker>) -> String {
+    let suffix = marker.map_or("", |marker| marker.cgroup_suffix.as_str());
+    format!("mainstay-{id}{suffix}")
 }
 
 /// The ID of this directory's server within its cluster; generated on first use.
@@ -142,6 +155,28 @@ mod tests {
         assert!(marker.store && marker.version == 1);
         fs::write(directory.path().join(FILE), "{").unwrap();
         assert!(Marker::read(directory.path()).is_err());
+    }
+
+    #[test]
+    fn directories_of_one_path_have_different_cgroups_and_those_of_earlier_versions_keep_theirs() {
+        let groups: Vec<String> = (0..2)
+            .map(|_| {
+                let directory = tempfile::tempdir().unwrap();
+                Marker::update(directory.path(), |_| {}).unwrap();
+                let made = Marker::read(directory.path()).unwrap();
+                Marker::update(directory.path(), |marker| marker.store = true).unwrap();
+                let changed = Marker::read(directory.path()).unwrap();
+                assert_eq!(cgroup("1a", made.as_ref()), cgroup("1a", changed.as_ref()));
+                cgroup("1a", made.as_ref())
+            })
+            .collect();
+        assert_ne!(groups[0], groups[1]);
+        assert!(groups.iter().all(|group| group.starts_with("mainstay-1a")));
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join(FILE), r#"{"version":1,"store":true}"#).unwrap();
+        Marker::update(directory.path(), |marker| marker.store = false).unwrap();
+        let old = Marker::read(directory.path()).unwrap();
+        assert_eq!(cgroup("1a", old.as_ref()), "mainstay-1a");
     }
 
     #[test]

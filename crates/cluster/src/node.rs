@@ -21,6 +21,7 @@ use crate::{
     agent::Membership,
     cni,
     control_plane::ControlPlane,
+    marker::{self, Marker},
     peers::Peers,
     resolver::resolv_conf,
     running::version,
@@ -104,6 +105,8 @@ impl Node {
         let socket = match &settings.container_runtime_endpoint {
             Some(path) => {
                 // The runtime connects pods by calling this binary as a CNI plugin.
+        let marker = Marker::read(&settings.data_dir)?;
+        let cgroup_root = format!("/{}", marker::cgroup(&settings.id, marker.as_ref()));
                 services.extend(routed.map(|routed| {
                     Arc::new(CniServer {
                         socket: cni::socket(&settings.state_dir),
@@ -132,6 +135,7 @@ impl Node {
         if settings.cni.is_none() {
             services.push(Arc::new(Peers {
                 client: self.proxy_client.clone(),
+                config.cgroup_root.clone_from(&cgroup_root);
                 peers,
             }));
             let (node, nft) = (self.clone(), nft.clone());
@@ -154,7 +158,7 @@ impl Node {
             };
             services.push(Rebuilt::new(current.clone(), Box::new(build))?);
         }
-        services.push(self.kubelet(settings, socket, node_ip_changes));
+        services.push(self.kubelet(settings, cgroup_root, socket, node_ip_changes));
         Ok(services)
     }
 
@@ -248,12 +252,13 @@ impl Node {
         );
         config.client_ca.clone_from(&self.authority);
         config.node_ips = settings.node_ips();
+        cgroup_root: String,
         config.node_ip_changes = Some(node_ip_changes);
         config.port = settings.kubelet_port;
         config.root_dir.clone_from(&settings.kubelet_root);
         config.cluster_dns = vec![settings.cluster_dns()];
         config.cluster_domain = settings.cluster_domain.clone();
-        config.cgroup_root = format!("/mainstay-{}", settings.id);
+        config.cgroup_root = cgroup_root;
         config.resolv_conf = resolv_conf();
         config.shutdown_on_stop = settings.shutdown_on_stop;
         config.kubelet_sources = settings.kubelet.sources.clone();

@@ -27,6 +27,9 @@ use crate::{
 /// The cgroup hierarchy, version 1 or 2.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
+/// The file in the state directory with the name of the cluster's cgroup.
+pub(crate) const CGROUP_FILE: &str = "cgroup";
+
 /// How long killed processes get to exit.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -57,7 +60,7 @@ pub async fn run(data_dir: &Path) -> Result<Report, Error> {
         .transpose()?;
     let mut report = Report::default();
     let removed = &mut report.removed;
-    let groups = control_groups(&format!("mainstay-{id}"));
+    let groups = control_groups(&cgroup(&id, &state_dir, marker.as_ref()));
     count(removed, end_processes(&groups)?, "process");
     let holder = dns_holder(&state_dir);
     dns::holder::end(&holder).map_err(|source| Error::Directory {
@@ -90,6 +93,18 @@ pub async fn run(data_dir: &Path) -> Result<Report, Error> {
         let _ = fs::remove_dir(parent);
     }
     Ok(report)
+}
+
+/// The name of the cluster's cgroup. If somebody has removed the data directory, the state directory
+/// still has it.
+fn cgroup(id: &str, state_dir: &Path, marker: Option<&Marker>) -> String {
+    let usual = marker::cgroup(id, marker);
+    if marker.is_some() {
+        return usual;
+    }
+    let noted = fs::read_to_string(state_dir.join(CGROUP_FILE)).unwrap_or_default();
+    let is_ours = noted.starts_with(&usual) && !noted.contains('/');
+    if is_ours { noted } else { usual }
 }
 
 /// The directories below which our components mount: pods' volumes, containers' file systems,
@@ -331,6 +346,26 @@ mod tests {
             mount_points(table),
             [Path::new("/"), Path::new("/data/one more")]
         );
+    }
+
+    #[test]
+    fn the_cgroup_of_a_removed_data_directory_is_found() {
+        let state = tempfile::tempdir().unwrap();
+        let marker = Marker {
+            cgroup_suffix: "77".into(),
+            ..Marker::default()
+        };
+        assert_eq!(cgroup("1a", state.path(), Some(&marker)), "mainstay-1a77");
+        assert_eq!(cgroup("1a", state.path(), None), "mainstay-1a");
+        for (noted, expected) in [
+            ("mainstay-1a77", "mainstay-1a77"),
+            ("mainstay-1a/../other", "mainstay-1a"),
+            ("other", "mainstay-1a"),
+        ] {
+            fs::write(state.path().join(CGROUP_FILE), noted).unwrap();
+            assert_eq!(cgroup("1a", state.path(), None), expected);
+        }
+        assert_eq!(cgroup("1a", state.path(), Some(&marker)), "mainstay-1a77");
     }
 
     #[tokio::test]

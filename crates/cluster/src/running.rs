@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 use client::kube::{self, Api};
 use k8s_openapi::api::core::v1::Node as KubeNode;
 use lifecycle::{Health, Service, Supervisor};
-use stdx::SystemClock;
+use stdx::{Backoff, SystemClock};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -17,9 +17,10 @@ use crate::{
     known_servers::KnownServers,
     kubelet_root,
     lock::DataLock,
-    marker::Marker,
+    marker::{self, Marker},
     networks,
     node::Node,
+    reset,
     storage::Storage,
 };
 
@@ -206,18 +207,38 @@ impl Running {
             .collect()
     }
 
-    /// Waits until this machine's node is Ready.
+    /// Waits until the API server has finished its start: its service is ready before the default
+    /// roles are written.
+    pub async fn api_started(&self) {
+        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+        loop {
+            let request = http::Request::get("/livez").body(Vec::new());
+            // Static parts make a valid request.
+            let Ok(request) = request else { return };
+            match self.viewer.request_text(request).await {
+                Ok(_) => return,
+                Err(error) => tracing::debug!(%error, "the API server has not finished its start"),
+            }
+            tokio::time::sleep(backoff.step()).await;
+        }
+    }
+
+    /// Waits until this machine's node is Ready. The servers may be away when an agent starts.
     pub async fn node_ready(&self) {
-        let nodes: Api<KubeNode> = Api::all(self.viewer.clone());
         let is_ready = |node: Option<&KubeNode>| {
             let conditions = node.and_then(|node| node.status.as_ref()?.conditions.as_ref());
             conditions
                 .is_some_and(|all| all.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
         };
-        let ready = kube::runtime::wait::await_condition(nodes, &self.settings.node_name, is_ready);
-        if let Err(error) = ready.await {
-            tracing::warn!(%error, "cannot watch the node");
-            std::future::pending::<()>().await;
+        let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
+        loop {
+            let nodes: Api<KubeNode> = Api::all(self.viewer.clone());
+            let name = &self.settings.node_name;
+            match kube::runtime::wait::await_condition(nodes, name, is_ready).await {
+                Ok(_) => return,
+                Err(error) => tracing::debug!(%error, "cannot watch the node"),
+            }
+            tokio::time::sleep(backoff.step()).await;
         }
     }
 
@@ -242,6 +263,7 @@ fn lock(settings: &Settings) -> Result<DataLock, Error> {
     Marker::update(&settings.data_dir, |_| {})?;
     kubelet_root::claim(&settings.data_dir, &settings.kubelet_root)?;
     make_state_directory(&settings.state_dir)?;
+    note_cgroup(settings)?;
     Ok(lock)
 }
 
@@ -255,4 +277,13 @@ fn make_state_directory(directory: &Path) -> Result<(), Error> {
         path: directory.to_owned(),
         source,
     })
+}
+
+/// Notes the name of the cluster's cgroup for a reset after the data directory was removed.
+fn note_cgroup(settings: &Settings) -> Result<(), Error> {
+    let marker = Marker::read(&settings.data_dir)?;
+    let name = marker::cgroup(&settings.id, marker.as_ref());
+    let path = settings.state_dir.join(reset::CGROUP_FILE);
+    let noted = std::fs::write(&path, name);
+    noted.map_err(|source| Error::Directory { path, source })
 }

@@ -139,6 +139,17 @@ fn refusal(csr: &CertificateSigningRequest) -> Option<String> {
     })
 }
 
+/// The delay before the next attempt. If the servers are away for long, the certificate must not
+/// expire in a delay although one of them is back.
+fn retry_delay(backoff: Duration, not_after: Option<Timestamp>, now: Timestamp) -> Duration {
+    const SHORTEST: Duration = Duration::from_secs(1);
+    let left = not_after.and_then(|end| Duration::try_from(end.duration_since(now)).ok());
+    match left.filter(|left| !left.is_zero()) {
+        Some(left) => backoff.min((left / 10).max(SHORTEST)),
+        None => backoff,
+    }
+}
+
 /// Resolves when the node's addresses differ from these.
 async fn moved(current: &mut watch::Receiver<Settings>, known: &[IpAddr]) -> bool {
     let moved = current.wait_for(|settings| settings.node_ips() != known);
@@ -225,7 +236,8 @@ impl Certificates {
                     }
                     Err(error) => {
                         tracing::warn!(?purpose, %error, "cannot renew certificate");
-                        backoff.step()
+                        pair.count_error();
+                        retry_delay(backoff.step(), pair.not_after(), now)
                     }
                 };
             }
@@ -233,6 +245,32 @@ impl Certificates {
                 () = self.clock.sleep(wait.min(AT_MOST)) => {}
                 true = moved(&mut current, &known) => {}
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_does_not_expire_while_its_renewal_waits() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let seconds = Duration::from_secs;
+        for (backoff, left, expected) in [
+            (300, Some(365 * 86_400), 300),
+            (300, Some(600), 60),
+            (300, Some(30), 3),
+            (300, Some(5), 1),
+            (2, Some(600), 2),
+            // It has expired, or there is none yet.
+            (300, Some(0), 300),
+            (300, Some(-60), 300),
+            (300, None, 300),
+        ] {
+            let end = left.map(|left| at(1_000_000 + left));
+            let delay = retry_delay(seconds(backoff), end, at(1_000_000));
+            assert_eq!(delay, seconds(expected), "{backoff} s, {left:?} left");
         }
     }
 }
