@@ -158,6 +158,58 @@ impl Kubeconfig {
         Ok(config)
     }
 
+    /// Reads the files of a list such as `$KUBECONFIG` as one, as kubectl does: the first file that
+    /// defines a name or the current context wins, and files that do not exist are skipped. A file
+    /// whose name contains the separator is one file.
+    pub fn read_list(list: &Path) -> Result<Self, Error> {
+        let split: Vec<PathBuf> = std::env::split_paths(list).collect();
+        let mut files = split.iter().filter(|path| path.exists());
+        let Some(first) = files.next().filter(|_| split.len() > 1 && !list.exists()) else {
+            return Self::read(list);
+        };
+        let mut merged = Self::read(first)?.with_absolute_files();
+        for file in files {
+            merged.add_missing(Self::read(file)?.with_absolute_files());
+        }
+        Ok(merged)
+    }
+
+    /// Adds what `other` defines and this one does not.
+    fn add_missing(&mut self, other: Self) {
+        fn add<T>(into: &mut Vec<T>, from: Vec<T>, name: impl Fn(&T) -> &str) {
+            for one in from {
+                if into.iter().all(|known| name(known) != name(&one)) {
+                    into.push(one);
+                }
+            }
+        }
+        self.current_context = self.current_context.take().or(other.current_context);
+        add(&mut self.clusters, other.clusters, |one| &one.name);
+        add(&mut self.users, other.users, |one| &one.name);
+        add(&mut self.contexts, other.contexts, |one| &one.name);
+    }
+
+    /// File names no longer depend on the directory of the kubeconfig.
+    fn with_absolute_files(mut self) -> Self {
+        let directory = std::mem::take(&mut self.directory);
+        let clusters = self.clusters.iter_mut().map(|one| &mut one.cluster);
+        let authorities = clusters.map(|one| &mut one.certificate_authority);
+        let users = self.users.iter_mut().map(|one| &mut one.user);
+        let credentials = users.flat_map(|one| {
+            [
+                &mut one.client_certificate,
+                &mut one.client_key,
+                &mut one.token_file,
+            ]
+        });
+        for file in authorities.chain(credentials).flatten() {
+            if !file.is_empty() {
+                *file = directory.join(&*file).to_string_lossy().into_owned();
+            }
+        }
+        self
+    }
+
     /// Parses YAML or JSON.
     pub fn parse(text: &str) -> Result<Self, Error> {
         serde_saphyr::from_str(text).map_err(|error| Error::Kubeconfig(error.to_string()))
@@ -351,5 +403,35 @@ contexts:
         let config = Kubeconfig::parse(FILE).unwrap();
         let error = config.resolve(Some("broken")).unwrap_err().to_string();
         assert_eq!(error, "kubeconfig: no cluster \"gone\"");
+    }
+
+    #[test]
+    fn of_several_files_the_first_one_that_defines_a_name_wins() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = (dir.path().join("one"), dir.path().join("sub/two"));
+        std::fs::create_dir(dir.path().join("sub")).unwrap();
+        std::fs::write(
+            &one,
+            "current-context: there\nusers: [{name: admin, user: {token: mine}}]",
+        )
+        .unwrap();
+        let more = FILE.replace("{token: abc}", "{token: abc, tokenFile: unused}")
+            + "- {name: there, context: {cluster: local, user: guest}}\n";
+        let more = more.replace(
+            "users:\n",
+            "users:\n- {name: guest, user: {tokenFile: token}}\n",
+        );
+        std::fs::write(&two, more).unwrap();
+        std::fs::write(dir.path().join("sub/token"), "guests").unwrap();
+        let absent = dir.path().join("absent");
+        let list = std::env::join_paths([&absent, &one, &two]).unwrap();
+        let config = Kubeconfig::read_list(Path::new(&list)).unwrap();
+        let (_, cluster, user) = config.resolve(None).unwrap();
+        assert_eq!(cluster.server, "https://127.0.0.1:6443");
+        assert_eq!(config.token(user).unwrap().as_deref(), Some("guests"));
+        let (_, _, user) = config.resolve(Some("here")).unwrap();
+        assert_eq!(config.token(user).unwrap().as_deref(), Some("mine"));
+        let absent = Kubeconfig::read_list(&absent).unwrap_err().to_string();
+        assert!(absent.contains("absent"), "{absent}");
     }
 }

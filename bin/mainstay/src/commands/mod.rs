@@ -106,7 +106,7 @@ fn read_kubeconfig(
         Some(path) => path,
         None => admin_kubeconfig(cluster)?,
     };
-    let config = client::Kubeconfig::read(&path);
+    let config = client::Kubeconfig::read_list(&path);
     config.context("run it on a server of the cluster, or give a --kubeconfig")
 }
 

@@ -30,7 +30,7 @@ pub(super) fn run(asked: Scheduler) -> Result<()> {
     let kubeconfig = kubeconfig.context(
         "which cluster? give --kubeconfig, or clientConnection.kubeconfig in the configuration",
     )?;
-    let kubeconfig = client::Kubeconfig::read(&kubeconfig)?;
+    let kubeconfig = client::Kubeconfig::read_list(&kubeconfig)?;
     let election = configuration.and_then(|configuration| configuration.leader_election);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

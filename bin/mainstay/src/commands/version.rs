@@ -48,7 +48,7 @@ fn ask(kubeconfig: &Path) -> Result<String> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let client = client::Kubeconfig::read(kubeconfig)?.client(None)?;
+        let client = client::Kubeconfig::read_list(kubeconfig)?.client(None)?;
         let answer = tokio::time::timeout(PATIENCE, client.apiserver_version()).await;
         let answer = answer.with_context(|| format!("no answer within {PATIENCE:?}"))?;
         Ok(answer.context("the server's version")?.git_version)
