@@ -79,6 +79,26 @@ impl Lan {
             .success();
     }
 
+    /// Drops this percentage of a machine's packets at random, in both directions: a bad cable.
+    /// Connections stay open and are slow, since the packets are sent again.
+    pub fn lose(&self, address: &str, percent: u8) {
+        let (port, table) = (port(address), loss_table(address));
+        let mut rules = format!("add table netdev {table}");
+        for hook in ["ingress", "egress"] {
+            rules.push_str(&format!(
+                "; add chain netdev {table} {hook} {{ type filter hook {hook} device {port} priority 0; }}\
+                 ; add rule netdev {table} {hook} numgen random mod 100 < {percent} drop"
+            ));
+        }
+        self.run("nft", &[&rules]).success();
+    }
+
+    /// Ends the loss of a machine's packets.
+    pub fn lose_nothing(&self, address: &str) {
+        let delete = format!("delete table netdev {}", loss_table(address));
+        self.run("nft", &[&delete]).success();
+    }
+
     /// Runs a command on the router.
     pub fn run(&self, program: &str, args: &[&str]) -> Ran {
         let mut command = Command::new("nsenter");
@@ -97,8 +117,73 @@ impl Drop for Lan {
     }
 }
 
+/// The nftables table that drops packets of a machine.
+fn loss_table(address: &str) -> String {
+    format!("loss_{}", port(address).replace('-', "_"))
+}
+
 /// The bridge port of a machine.
 fn port(address: &str) -> String {
     let numbers: Vec<&str> = address.rsplit('.').take(2).collect();
     format!("p{}-{}", numbers[1], numbers[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::UdpSocket, time::Duration};
+
+    use super::*;
+    use crate::Machine;
+
+    /// How many of 200 datagrams come back from a machine that echoes them.
+    fn echoed(from: &Machine, to: &str) -> usize {
+        let to = format!("{to}:7");
+        let ask = move || {
+            let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+            let patience = Some(Duration::from_millis(200));
+            socket.set_read_timeout(patience).expect("a timeout");
+            let mut buffer = [0; 8];
+            let asked = (0..200u8).filter(|_| {
+                socket.send_to(b"ping", &to).expect("it is sent");
+                socket.recv(&mut buffer).is_ok()
+            });
+            asked.count()
+        };
+        from.thread(ask).join().expect("a count")
+    }
+
+    /// Echoes datagrams until one is empty.
+    fn echo(socket: &UdpSocket) {
+        let mut buffer = [0; 8];
+        loop {
+            match socket.recv_from(&mut buffer).expect("a datagram") {
+                (0, _) => return,
+                (length, from) => {
+                    let _ = socket.send_to(&buffer[..length], from);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_lossy_link_drops_a_part_of_the_packets_in_both_directions() {
+        let lan = Lan::new();
+        let (one, two) = (lan.address(0, 2), lan.address(0, 3));
+        let (from, to) = (Machine::on(&lan, &one), Machine::on(&lan, &two));
+        let bind = || UdpSocket::bind("0.0.0.0:7").expect("a socket");
+        let socket = to.thread(bind).join().expect("a socket");
+        let own = socket.try_clone().expect("a socket");
+        let echoing = std::thread::spawn(move || echo(&own));
+
+        assert_eq!(echoed(&from, &two), 200);
+        lan.lose(&two, 50);
+        // A quarter is expected: datagrams and echoes are dropped.
+        let count = echoed(&from, &two);
+        assert!((5..120).contains(&count), "{count}");
+        lan.lose_nothing(&two);
+        assert_eq!(echoed(&from, &two), 200);
+
+        socket.send_to(&[], ("127.0.0.1", 7)).expect("it is sent");
+        echoing.join().expect("it ends");
+    }
 }

@@ -1,6 +1,6 @@
-//! Three servers and three etcd members, of which one at a time is killed, paused or disconnected
-//! at random, under load. `MAINSTAY_ROUNDS` sets how often, `MAINSTAY_SEED` the order. Several
-//! rounds take longer than the runner's timeout: use `NEXTEST_PROFILE=soak`.
+//! Three servers and three etcd members, of which one at a time is killed, paused, disconnected or
+//! loses packets, at random and under load. `MAINSTAY_ROUNDS` sets how often, `MAINSTAY_SEED` the
+//! order. Several rounds take longer than the runner's timeout: use `NEXTEST_PROFILE=soak`.
 
 use std::{
     path::PathBuf,
@@ -28,9 +28,14 @@ enum Fault {
     PauseBoth,
     /// Its network is disconnected.
     Cut,
+    /// Its network drops a part of the packets.
+    Lossy,
 }
 
-const FAULTS: [Fault; 7] = [
+/// The percentage of packets that a lossy network drops.
+const LOSS: u8 = 30;
+
+const FAULTS: [Fault; 8] = [
     Fault::KillServer,
     Fault::PauseServer,
     Fault::KillMember,
@@ -38,6 +43,7 @@ const FAULTS: [Fault; 7] = [
     Fault::KillBoth,
     Fault::PauseBoth,
     Fault::Cut,
+    Fault::Lossy,
 ];
 
 impl Fault {
@@ -56,8 +62,11 @@ impl Fault {
     }
 
     fn begin(self, site: &mut Site, victim: usize) {
-        if matches!(self, Self::Cut) {
-            site.lan.cut(site.servers[victim].machine().address());
+        let address = site.servers[victim].machine().address();
+        match self {
+            Self::Cut => site.lan.cut(address),
+            Self::Lossy => site.lan.lose(address, LOSS),
+            _ => {}
         }
         if self.of_server() {
             match self.kills() {
@@ -74,8 +83,11 @@ impl Fault {
     }
 
     fn end(self, site: &mut Site, victim: usize) {
-        if matches!(self, Self::Cut) {
-            site.lan.mend(site.servers[victim].machine().address());
+        let address = site.servers[victim].machine().address();
+        match self {
+            Self::Cut => site.lan.mend(address),
+            Self::Lossy => site.lan.lose_nothing(address),
+            _ => {}
         }
         if self.of_member() {
             match self.kills() {
