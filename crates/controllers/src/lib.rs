@@ -60,7 +60,7 @@ use std::sync::Arc;
 
 use client::Connector;
 use lifecycle::{Context, Run, Service};
-use metrics::Metrics;
+use metrics::{Collectors, Metrics};
 use reconcile::QueueMetrics;
 use stdx::{Clock, SystemClock};
 
@@ -185,6 +185,7 @@ impl Config {
             clock,
             queues: QueueMetrics::default(),
             metrics: Metrics::default(),
+            collectors: Collectors::default(),
         }
     }
 }
@@ -196,6 +197,7 @@ pub struct Controllers {
     clock: Arc<dyn Clock>,
     queues: QueueMetrics,
     metrics: Metrics,
+    collectors: Collectors,
 }
 
 impl Service for Controllers {
@@ -208,15 +210,24 @@ impl Service for Controllers {
     }
 
     fn metrics(&self) -> String {
-        self.queues.text() + &self.metrics.text()
+        self.queues.text() + &self.collectors.text(&self.metrics)
     }
 
     fn run(self: Arc<Self>, context: Context) -> Run {
         Box::pin(async move {
             let (config, connector) = (self.config.clone(), self.connector.clone());
             let metrics = (self.queues.clone(), self.metrics.clone());
+            let collectors = self.collectors.clone();
+            collectors.clear();
             let clock = self.clock.clone();
-            let shared = Shared::new(context.clone(), config, connector, clock, metrics);
+            let shared = Shared::new(
+                context.clone(),
+                config,
+                connector,
+                clock,
+                metrics,
+                collectors,
+            );
             let wanted =
                 |entry: &&Entry| !self.config.disabled.iter().any(|name| name == entry.name);
             for entry in ALL.iter().filter(wanted) {
@@ -227,6 +238,7 @@ impl Service for Controllers {
                 () = context.shutdown() => return Ok(()),
             }
             context.shutdown().await;
+            self.collectors.clear();
             Ok(())
         })
     }

@@ -1,8 +1,9 @@
 //! The metrics of the controllers, under the names of kube-controller-manager. The doc comment of a metric is its help
 //! text.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding::text,
     metrics::{
@@ -45,8 +46,46 @@ impl Gauges {
         gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
     }
 
+    pub(crate) fn remove<const N: usize>(&self, by: [(&'static str, &str); N]) {
+        self.0.remove(&labels(by));
+    }
+
     pub(crate) fn clear(&self) {
         self.0.clear();
+    }
+
+    /// For counters whose upstream name does not end in `_total`, which the format of counters
+    /// would append.
+    pub(crate) fn increase<const N: usize>(&self, by: [(&'static str, &str); N]) {
+        self.0.get_or_create(&labels(by)).inc();
+    }
+}
+
+/// Computes gauges from caches when the metrics are read. Clones share them.
+#[derive(Clone, Default)]
+pub(crate) struct Collectors(Arc<Mutex<Vec<Collector>>>);
+
+type Collector = Box<dyn Fn(&Metrics) + Send + Sync>;
+
+impl Collectors {
+    /// Adds one.
+    pub(crate) fn add(&self, collector: impl Fn(&Metrics) + Send + Sync + 'static) {
+        self.0.lock().push(Box::new(collector));
+    }
+
+    /// Drops all, and with them the caches that they read.
+    pub(crate) fn clear(&self) {
+        self.0.lock().clear();
+    }
+
+    /// Updates the gauges and returns all metrics. The lock is held, so that two readers do not see
+    /// each other's half-written gauges.
+    pub(crate) fn text(&self, metrics: &Metrics) -> String {
+        let collectors = self.0.lock();
+        for collect in collectors.iter() {
+            collect(metrics);
+        }
+        metrics.text()
     }
 }
 
@@ -69,7 +108,7 @@ impl Spread {
 }
 
 macro_rules! metrics {
-    ($($(#[doc = $help:literal])+ $field:ident: $kind:ident $name:literal $(from $first:literal by $factor:literal times $count:literal)?;)*) => {
+    ($($(#[doc = $help:literal])+ $field:ident: $kind:ident $name:literal $(from $first:literal by $factor:literal times $count:literal)? $(in $buckets:ident)?;)*) => {
         /// All metrics of the controllers. Clones share them.
         #[derive(Clone)]
         pub(crate) struct Metrics {
@@ -79,7 +118,7 @@ macro_rules! metrics {
         impl Default for Metrics {
             fn default() -> Self {
                 Self {
-                    $($field: metrics!(@make $kind $($first, $factor, $count)?),)*
+                    $($field: metrics!(@make $kind $($first, $factor, $count)? $($buckets)?),)*
                 }
             }
         }
@@ -102,8 +141,14 @@ macro_rules! metrics {
     (@make Spread $first:literal, $factor:literal, $count:literal) => {
         Spread::new(|| Histogram::new(exponential_buckets($first, $factor, $count)))
     };
+    (@make Spread $buckets:ident) => { Spread::new(|| Histogram::new($buckets.into_iter())) };
     (@make $kind:ident) => { $kind::default() };
 }
+
+/// The buckets of operations on volumes.
+const STORAGE: [f64; 13] = [
+    0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0,
+];
 
 metrics! {
     /// Duration of a reconciliation of a Job
@@ -116,6 +161,12 @@ metrics! {
     job_pods_finished: Counts "job_controller_job_pods_finished";
     /// Pods created for Jobs
     job_pods_created: Counts "job_controller_job_pods_creation";
+    /// Failed pods of Jobs for which a rule of podFailurePolicy decided
+    job_failure_rules: Counts "job_controller_pod_failures_handled_by_failure_policy";
+    /// Ended pods that got or lost the finalizer of Jobs
+    job_ended_pods: Counts "job_controller_terminated_pods_tracking_finalizer";
+    /// Indexes of Jobs that succeeded or failed
+    job_indexes: Counts "job_controller_job_finished_indexes";
     /// Jobs managed by another controller
     jobs_external: Counts "job_controller_jobs_by_external_controller";
     /// Time between the scheduled time of a CronJob and the creation of its Job
@@ -166,8 +217,36 @@ metrics! {
     autoscaler_syncs: Counts "horizontal_pod_autoscaler_controller_reconciliations";
     /// Duration of a reconciliation of a HorizontalPodAutoscaler
     autoscaler_seconds: Spread "horizontal_pod_autoscaler_controller_reconciliation_duration_seconds" from 0.001 by 2.0 times 15;
+    /// HorizontalPodAutoscalers
+    autoscalers: Gauges "horizontal_pod_autoscaler_controller_num_horizontal_pod_autoscalers";
+    /// Replicas that a HorizontalPodAutoscaler decided on last
+    autoscaler_replicas: Gauges "horizontal_pod_autoscaler_controller_desired_replicas";
     /// Pod CIDRs allocated to nodes
     ranges_allocated: Counts "node_ipam_controller_cidrset_cidrs_allocations";
+    /// PersistentVolumes by plugin and volume mode
+    volumes: Gauges "pv_collector_total_pv_count";
+    /// Bound PersistentVolumes
+    volumes_bound: Gauges "pv_collector_bound_pv_count";
+    /// PersistentVolumes that are not bound
+    volumes_unbound: Gauges "pv_collector_unbound_pv_count";
+    /// Bound PersistentVolumeClaims
+    claims_bound: Gauges "pv_collector_bound_pvc_count";
+    /// PersistentVolumeClaims that are not bound
+    claims_unbound: Gauges "pv_collector_unbound_pvc_count";
+    /// Default StorageClasses assigned to existing PersistentVolumeClaims
+    classes_assigned: Counts "retroactive_storageclass";
+    /// Default StorageClasses that could not be assigned to existing PersistentVolumeClaims
+    classes_not_assigned: Counts "retroactive_storageclass_errors";
+    /// Time from the first attempt to provision or delete a PersistentVolume to its success
+    volume_operations: Spread "volume_operation_total_seconds" in STORAGE;
+    /// Failed attempts to provision or delete PersistentVolumes
+    volume_errors: Counts "volume_operation_errors";
+    /// Attachable volumes that pods use on a node
+    attachable_in_use: Gauges "storage_count_attachable_volumes_in_use";
+    /// Volumes that are or should be attached
+    attached_volumes: Gauges "attachdetach_controller_total_volumes";
+    /// Detached volumes that their node had not unmounted
+    forced_detaches: Gauges "attach_detach_controller_attachdetach_controller_forced_detaches";
     /// API group versions that the garbage collector could not discover
     kinds_not_followed: Counts "garbagecollector_controller_resources_sync_error";
 }
@@ -188,6 +267,8 @@ mod tests {
         metrics.cronjob_skew.took([], Duration::from_secs(3));
         metrics.zone_size.set([("zone", "b")], 1);
         metrics.zone_size.clear();
+        metrics.zone_size.set([("zone", "c")], 1);
+        metrics.zone_size.remove([("zone", "c")]);
         metrics.zone_size.set([("zone", "a")], 7);
         let text = metrics.text();
         for line in [
@@ -197,6 +278,6 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}\n{text}");
         }
-        assert!(!text.contains("zone=\"b\""));
+        assert!(!text.contains("zone=\"b\"") && !text.contains("zone=\"c\""));
     }
 }

@@ -67,6 +67,18 @@ pub(crate) fn disruption(pod: &Pod, reason: &str, message: &str, now: Timestamp)
     }
 }
 
+/// Why it ended: the termination message of its first container, or else the status' message.
+pub(crate) fn ended_with(pod: &Pod) -> String {
+    let status = pod.status.as_ref();
+    let statuses = status.and_then(|status| status.container_statuses.as_ref());
+    let mut ends = statuses.into_iter().flatten().filter_map(|container| {
+        let ended = container.state.as_ref()?.terminated.as_ref()?;
+        ended.message.clone()
+    });
+    let why = || status.and_then(|status| status.message.clone());
+    ends.next().or_else(why).unwrap_or_default()
+}
+
 /// Whether the condition Ready is True.
 pub(crate) fn is_ready(pod: &Pod) -> bool {
     condition(pod, "Ready").is_some_and(|condition| condition.status == "True")

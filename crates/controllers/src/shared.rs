@@ -42,7 +42,10 @@ use reconcile::{
 use stdx::Clock;
 
 use crate::{
-    Config, endpointslice::view::addresses, metrics::Metrics, nodeipam, pods, resourceclaim,
+    Config,
+    endpointslice::view::addresses,
+    metrics::{Collectors, Metrics},
+    nodeipam, pods, resourceclaim,
 };
 
 /// How long keys of workloads are delayed after a reconciliation, so that a burst of pod changes causes one
@@ -338,6 +341,8 @@ pub struct Shared {
     queues: QueueMetrics,
     /// The metrics of the controllers.
     pub(crate) metrics: Metrics,
+    /// Functions that compute gauges when the metrics are read.
+    pub(crate) collectors: Collectors,
     /// Guards the table of informers that were started so far.
     informers: Mutex<HashMap<TypeId, Box<dyn Any + Send + Sync>>>,
 }
@@ -349,6 +354,7 @@ impl Shared {
         connector: Arc<dyn Connector>,
         clock: Arc<dyn Clock>,
         (queues, metrics): (QueueMetrics, Metrics),
+        collectors: Collectors,
     ) -> Arc<Self> {
         let reader = connector.client("system:kube-controller-manager");
         let informers = Mutex::default();
@@ -361,6 +367,7 @@ impl Shared {
             startup: Startup::default(),
             queues,
             metrics,
+            collectors,
             informers,
         })
     }

@@ -140,6 +140,73 @@ async fn the_default_class_provisions_and_deletes_a_directory_on_the_chosen_node
     world.stop.cancel();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_recycled_volume_is_emptied_by_a_pod_and_available_again() {
+    let world = World::new().await;
+    account_is_there(&world, "default").await;
+    let volume = json!({"metadata": {"name": "pv"}, "spec": {
+        "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+        "persistentVolumeReclaimPolicy": "Recycle", "hostPath": {"path": "/data"}}});
+    create::<PersistentVolume>(&world, volume).await;
+    world
+        .create::<PersistentVolumeClaim>("default", claim("data", ""))
+        .await;
+    volume_is(&world, "pv", Some("Bound")).await;
+    // Somebody's pod of that name does not count, even if it succeeds.
+    let (pods, params): (Api<Pod>, _) = (world.api("default"), PatchParams::default());
+    let name = "recycler-for-pv";
+    let forged = json!({"metadata": {"name": name}, "spec": {
+        "containers": [{"name": "c", "image": "i"}]}});
+    let forged: Pod = world.create("default", forged).await;
+    let done = json!({"status": {"phase": "Succeeded"}});
+    pods.patch_status(name, &params, &Patch::Merge(&done))
+        .await
+        .unwrap();
+    let claims: Api<PersistentVolumeClaim> = world.api("default");
+    let delete = DeleteParams::default();
+    claims.delete("data", &delete).await.unwrap();
+    volume_is(&world, "pv", Some("Failed")).await;
+    let look = || async {
+        let found = pods.get_opt(name).await?;
+        let uid = found.and_then(|pod| pod.metadata.uid);
+        Ok::<_, kube::Error>(uid.is_some() && uid != forged.metadata.uid)
+    };
+    world.until("the recycler", look).await;
+    pods.patch_status(name, &params, &Patch::Merge(&done))
+        .await
+        .unwrap();
+    volume_is(&world, "pv", Some("Available")).await;
+    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
+    let spec = volumes.get("pv").await.unwrap().spec.unwrap();
+    assert_eq!(spec.claim_ref, None);
+    let look = || async { Ok::<_, kube::Error>(pods.get_opt(name).await?.is_none()) };
+    world.until("the recycler is deleted", look).await;
+    world.stop.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deleted_host_path_volume_takes_its_directory_with_it() {
+    let world = World::new().await;
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("tmp/data");
+    std::fs::create_dir_all(path.join("inner")).unwrap();
+    let volume = json!({"metadata": {"name": "pv"}, "spec": {
+        "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+        "persistentVolumeReclaimPolicy": "Delete", "hostPath": {"path": path}}});
+    create::<PersistentVolume>(&world, volume).await;
+    world
+        .create::<PersistentVolumeClaim>("default", claim("data", ""))
+        .await;
+    volume_is(&world, "pv", Some("Bound")).await;
+    assert!(path.exists());
+    let claims: Api<PersistentVolumeClaim> = world.api("default");
+    let delete = DeleteParams::default();
+    claims.delete("data", &delete).await.unwrap();
+    volume_is(&world, "pv", None).await;
+    assert!(!path.exists());
+    world.stop.cancel();
+}
+
 /// A node managed by the attachdetach controller, and a pod on it with a bound CSI volume.
 async fn attached_world() -> World {
     let world = World::new().await;

@@ -1,5 +1,5 @@
-//! Removes the directory of a volume without touching anything outside of it, whatever a pod left
-//! in it. No symbolic link is followed and no mount is crossed.
+//! Removes or empties the directory of a volume without touching anything outside of it, whatever a
+//! pod left in it. No symbolic link is followed and no mount is crossed.
 
 use std::{
     ffi::{CStr, CString},
@@ -13,12 +13,20 @@ use rustix::{
 
 use crate::{Command, Complaint, Outcome};
 
-pub(crate) const COMMANDS: &[Command] = &[Command {
-    name: "remove-volume",
-    arguments: "ROOT NAME...",
-    help: "remove directories below a root, without crossing mounts or following links",
-    run: remove_volume,
-}];
+pub(crate) const COMMANDS: &[Command] = &[
+    Command {
+        name: "remove-volume",
+        arguments: "ROOT NAME...",
+        help: "remove directories below a root, without crossing mounts or following links",
+        run: remove_volume,
+    },
+    Command {
+        name: "empty-volume",
+        arguments: "DIRECTORY",
+        help: "remove everything in a directory, without crossing mounts or following links",
+        run: empty_volume,
+    },
+];
 
 /// Deeper directories are moved up before they are emptied: neither the stack nor the number of
 /// open files depends on the depth.
@@ -49,23 +57,40 @@ fn remove_volume(args: &[String]) -> Outcome {
     }
 }
 
+/// Removes everything in a directory, which stays.
+fn empty_volume(args: &[String]) -> Outcome {
+    let [directory] = args else {
+        return Err("which directory?".into());
+    };
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let opened = open(directory.as_str(), flags, Mode::empty());
+    let volume = opened.map_err(|error| format!("{directory}: {error}"))?;
+    empty_all(volume.as_fd())?;
+    Ok(0)
+}
+
 /// Removes a directory tree; a missing one is no error.
 fn remove(root: BorrowedFd<'_>, name: &CStr) -> Result<(), Complaint> {
     let volume = match enter(root, name) {
         Err(Errno::NOENT) => return Ok(()),
         other => other.map_err(|error| complaint(name, error))?,
     };
+    empty_all(volume.as_fd())?;
+    drop(volume);
+    unlinkat(root, name, AtFlags::REMOVEDIR).map_err(|error| complaint(name, error))
+}
+
+/// Empties a volume of any depth.
+fn empty_all(volume: BorrowedFd<'_>) -> Result<(), Complaint> {
     let mut moved = 0;
     // Repeat while directories are moved up.
     loop {
         let before = moved;
-        empty(volume.as_fd(), volume.as_fd(), 0, &mut moved)?;
+        empty(volume, volume, 0, &mut moved)?;
         if moved == before {
-            break;
+            return Ok(());
         }
     }
-    drop(volume);
-    unlinkat(root, name, AtFlags::REMOVEDIR).map_err(|error| complaint(name, error))
 }
 
 fn enter(parent: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
@@ -165,6 +190,26 @@ mod tests {
         assert!(!volume.exists());
         assert!(outside.join("kept").exists());
         root.remove("pvc-1").unwrap();
+    }
+
+    #[test]
+    fn an_emptied_volume_stays_and_so_does_all_that_links_in_it_point_to() {
+        let root = Root::new("empty");
+        let outside = root.0.join("outside");
+        fs::create_dir_all(&outside).unwrap();
+        fs::write(outside.join("kept"), "x").unwrap();
+        let volume = root.0.join("pv");
+        fs::create_dir_all(volume.join("a/b")).unwrap();
+        fs::write(volume.join(".hidden"), "x").unwrap();
+        symlink(&outside, volume.join("link")).unwrap();
+        let empty = |path: &PathBuf| empty_volume(&[path.display().to_string()]);
+        empty(&volume).unwrap();
+        assert_eq!(fs::read_dir(&volume).unwrap().count(), 0);
+        assert!(outside.join("kept").exists());
+        let link = root.0.join("link");
+        symlink(&outside, &link).unwrap();
+        assert!(empty(&link).is_err() && empty(&root.0.join("none")).is_err());
+        assert!(outside.join("kept").exists());
     }
 
     #[test]

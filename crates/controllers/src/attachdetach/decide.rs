@@ -47,6 +47,14 @@ impl Host {
         matches!(self, Self::Present { is_ready: true, .. })
     }
 
+    /// Why a volume in use is detached, in the words of upstream's metric.
+    pub(super) fn force_detach_reason(&self) -> &'static str {
+        match self.is_out_of_service() {
+            true => "out-of-service",
+            false => "timeout",
+        }
+    }
+
     fn is_out_of_service(&self) -> bool {
         matches!(
             self,

@@ -5,6 +5,7 @@
 //! The queue's keys are nodes.
 
 mod decide;
+mod metrics;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -84,6 +85,10 @@ pub fn start(shared: &Arc<Shared>) {
         memory: Arc::default(),
     });
     let memory = controller.memory.clone();
+    let counted = controller.clone();
+    shared
+        .collectors
+        .add(move |metrics| counted.collect(metrics));
     let (of_claims, of_volumes, of_attachments, of_drivers) = (
         controller.clone(),
         controller.clone(),
@@ -512,7 +517,13 @@ impl Controller for AttachDetach {
         self.tell_pods(node, &view, &plan);
         let mut results = Vec::new();
         for (name, must_confirm) in &plan.detach {
-            results.push(self.detach(node, name, *must_confirm).await);
+            let detached = self.detach(node, name, *must_confirm).await;
+            if let (Ok(()), false) = (&detached, must_confirm) {
+                let reason = view.host.force_detach_reason();
+                let metrics = &self.shared.metrics;
+                metrics.forced_detaches.increase([("reason", reason)]);
+            }
+            results.push(detached);
         }
         for desired in &plan.attach {
             results.push(self.attach(node, desired).await);

@@ -14,6 +14,7 @@ use serde_json::json;
 use stdx::Backoff;
 
 use super::NAMESPACE;
+use crate::pods::ended_with;
 
 /// The prefix of the pods' names.
 pub(super) const PREFIX: &str = "local-path-cleanup-";
@@ -139,18 +140,6 @@ pub(super) fn complaints(pod: &Pod) -> Vec<(&str, String)> {
     };
     let names = volumes_of(pod).map(|owner| owner.name.as_str());
     names.filter_map(|name| Some((name, of(name)?))).collect()
-}
-
-/// The pod's termination message.
-pub(super) fn ended_with(pod: &Pod) -> String {
-    let status = pod.status.as_ref();
-    let statuses = status.and_then(|status| status.container_statuses.as_ref());
-    let mut ends = statuses.into_iter().flatten().filter_map(|container| {
-        let ended = container.state.as_ref()?.terminated.as_ref()?;
-        ended.message.clone()
-    });
-    let why = || status.and_then(|status| status.message.clone());
-    ends.next().or_else(why).unwrap_or_default()
 }
 
 /// A pod that removes the data of volumes. They own it, so that it is deleted with the last.

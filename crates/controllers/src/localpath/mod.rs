@@ -23,7 +23,10 @@ use reconcile::{
 };
 use stdx::Clock;
 
-use crate::{pods::phase, shared::Shared};
+use crate::{
+    pods::{ended_with, phase},
+    shared::Shared,
+};
 use cleaning::{Failures, Site};
 use decide::{Deletion, Provision, is_ours, is_to_delete, is_to_release, wants_to_grow};
 
@@ -293,7 +296,7 @@ impl Provisioner {
         let failed: Vec<&str> = complaints.iter().map(|(name, _)| *name).collect();
         let now = self.clock.now();
         if self.failures.lock().record(site, pod, &failed, now) {
-            let said = cleaning::ended_with(pod);
+            let said = ended_with(pod);
             for owner in cleaning::volumes_of(pod) {
                 let own = complaints.iter().find(|(name, _)| *name == owner.name);
                 let why = match own {

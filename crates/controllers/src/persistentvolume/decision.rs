@@ -33,6 +33,8 @@ pub(super) trait ClusterView {
     fn default_class(&self) -> Option<Arc<StorageClass>>;
     /// The names of pods that use the claim and are not scheduled.
     fn unscheduled_pods(&self, claim: &PersistentVolumeClaim) -> Vec<String>;
+    /// The pods, as namespace/name, that use a claim of this name and have not ended.
+    fn active_pods(&self, namespace: &str, claim: &str) -> Vec<String>;
 }
 
 /// One write.
@@ -88,6 +90,10 @@ pub(super) enum Decision {
     /// The volume's claim seems to be gone: read it from the API server before the volume is
     /// released.
     Confirm,
+    /// The volume is released: empty it with a pod, then make it available again.
+    Recycle(Box<PersistentVolume>),
+    /// The volume is released: remove its directory on this machine, then delete it.
+    RemoveHostPath(Box<PersistentVolume>),
     /// The objects are inconsistent.
     Fail(String),
 }

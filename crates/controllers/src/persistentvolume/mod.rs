@@ -1,18 +1,21 @@
 //! Binds PersistentVolumeClaims and PersistentVolumes to each other, assigns claims to their
-//! provisioners and applies the reclaim policy of released volumes. It deletes no data: the
-//! provisioner of the volume does.
+//! provisioners and applies the reclaim policy of released volumes. Data is deleted by the volume's
+//! provisioner; only hostPath and nfs volumes without one are emptied or removed here ([`reclaim`]).
 //!
 //! Claims and volumes share one queue; keys of volumes have no namespace.
 
 mod claim;
 mod decision;
+pub(crate) mod metrics;
 #[cfg(test)]
 mod model;
+mod reclaim;
+mod recycle;
 #[cfg(test)]
 mod tests;
 mod volume;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use client::{Event, Informer};
 use k8s_openapi::api::{
@@ -20,12 +23,15 @@ use k8s_openapi::api::{
     storage::v1::StorageClass,
 };
 use kube::Api;
+use parking_lot::Mutex;
 use reconcile::{
     Action, Controller, Error, Key, Recorder, Writer,
-    storage::{claim_class, claim_ref, default_class, volume_class, volume_name},
+    storage::{claim_class, claim_ref, default_class, has_class, volume_class, volume_name},
 };
+use stdx::Clock;
 
 use crate::{
+    metrics::Metrics,
     pods::is_terminal,
     shared::{CLAIM, Shared, UNBOUND, candidate_key, claimed_key},
 };
@@ -45,8 +51,13 @@ struct Binder {
     claims: Writer<PersistentVolumeClaim>,
     volumes: Writer<PersistentVolume>,
     classes: Informer<StorageClass>,
-    pods: Informer<Pod>,
+    pods: Writer<Pod>,
     events: Recorder,
+    clock: Arc<dyn Clock>,
+    /// By volume. Guards only the attempts.
+    recycling: Mutex<HashMap<String, recycle::Attempt>>,
+    operations: metrics::Operations,
+    metrics: Metrics,
 }
 
 /// Starts the controller.
@@ -56,9 +67,20 @@ pub fn start(shared: &Arc<Shared>) {
         claims: shared.writer(ACCOUNT),
         volumes: shared.writer(ACCOUNT),
         classes: shared.informer(),
-        pods: shared.informer(),
+        pods: shared.writer(ACCOUNT),
         events: shared.recorder(ACCOUNT, "persistentvolume-controller"),
+        clock: shared.clock(),
+        recycling: Mutex::default(),
+        operations: metrics::Operations::default(),
+        metrics: shared.metrics.clone(),
     });
+    let (volumes, claims) = (
+        controller.volumes.cache().clone(),
+        controller.claims.cache().clone(),
+    );
+    shared
+        .collectors
+        .add(move |metrics| metrics::collect(metrics, &volumes, &claims));
     let (by_volume, by_class) = (
         controller.claims.cache().clone(),
         controller.claims.cache().clone(),
@@ -72,7 +94,11 @@ pub fn start(shared: &Arc<Shared>) {
         .watches_with(&controller.classes, move |event| {
             class_event(event, &by_class)
         })
-        .reads(&controller.pods)
+        .watches_with(controller.pods.cache(), |event| {
+            let volume = recycle::volume_of(event.object());
+            let key = volume.map(|name| Key::new("", name));
+            key.into_iter().collect()
+        })
         .workers(4)
         .start();
 }
@@ -152,7 +178,8 @@ impl ClusterView for Binder {
         let meta = &claim.metadata;
         let namespace = meta.namespace.as_deref().unwrap_or_default();
         let name = meta.name.as_deref().unwrap_or_default();
-        let pods = self.pods.by_index(CLAIM, &claimed_key(namespace, name));
+        let pods = self.pods.cache();
+        let pods = pods.by_index(CLAIM, &claimed_key(namespace, name));
         let has_node = |pod: &Pod| {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
             node.is_some_and(|node| !node.is_empty())
@@ -166,17 +193,34 @@ impl ClusterView for Binder {
         names.sort();
         names
     }
+
+    fn active_pods(&self, namespace: &str, claim: &str) -> Vec<String> {
+        let pods = self.pods.cache();
+        let pods = pods.by_index(CLAIM, &claimed_key(namespace, claim));
+        let active = pods.iter().filter(|pod| !is_terminal(pod));
+        let mut names: Vec<String> = active
+            .filter_map(|pod| Some(format!("{namespace}/{}", pod.metadata.name.as_ref()?)))
+            .collect();
+        names.sort();
+        names
+    }
 }
 
 impl Binder {
     fn decide(&self, key: &Key, is_confirmed: bool) -> Decision {
         if key.namespace.is_empty() {
             let volume = self.volume(&key.name);
-            let decide =
-                |volume: Arc<PersistentVolume>| volume::decide(&volume, self, is_confirmed);
-            return volume.map_or(Decision::DONE, decide);
+            let seen = volume.as_deref();
+            self.operations.observe_volume(key, seen, &self.metrics);
+            let Some(volume) = volume else {
+                self.recycling.lock().remove(&key.name);
+                return Decision::DONE;
+            };
+            return volume::decide(&volume, self, is_confirmed);
         }
         let claim = self.claim(&key.namespace, &key.name);
+        let seen = claim.as_deref();
+        self.operations.observe_claim(key, seen, &self.metrics);
         claim.map_or(Decision::DONE, |claim| claim::decide(&claim, self))
     }
 
@@ -200,7 +244,17 @@ impl Binder {
         match change {
             Change::Claim(claim) => {
                 let namespace = claim.metadata.namespace.clone().unwrap_or_default();
-                self.claims.update(&namespace, &claim).await?;
+                let name = claim.metadata.name.as_deref().unwrap_or_default();
+                let before = self.claim(&namespace, name);
+                let is_new_class =
+                    has_class(&claim) && before.is_some_and(|before| !has_class(&before));
+                let written = self.claims.update(&namespace, &claim).await;
+                if is_new_class {
+                    self.metrics.classes_assigned.add([], 1);
+                    let failures = usize::from(written.is_err());
+                    self.metrics.classes_not_assigned.add([], failures);
+                }
+                written?;
             }
             Change::ClaimStatus(claim) => {
                 let namespace = claim.metadata.namespace.clone().unwrap_or_default();
@@ -248,6 +302,8 @@ impl Controller for Binder {
                     }
                     is_confirmed = true;
                 }
+                Decision::Recycle(volume) => return self.recycle(&volume).await,
+                Decision::RemoveHostPath(volume) => return self.remove_host_path(&volume).await,
                 Decision::Fail(why) => return Err(Error::Invalid(why)),
             }
         }

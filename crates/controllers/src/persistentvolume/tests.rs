@@ -98,6 +98,11 @@ impl ClusterView for Memory {
     fn unscheduled_pods(&self, _: &PersistentVolumeClaim) -> Vec<String> {
         self.pods.clone()
     }
+
+    fn active_pods(&self, namespace: &str, _: &str) -> Vec<String> {
+        let pods = self.pods.iter();
+        pods.map(|name| format!("{namespace}/{name}")).collect()
+    }
 }
 
 fn claim(change: impl FnOnce(&mut Value)) -> PersistentVolumeClaim {
@@ -124,6 +129,17 @@ fn volume(change: impl FnOnce(&mut Value)) -> PersistentVolume {
 
 /// Decides and writes until nothing is left to write; returns reason and message of the events.
 fn settle(world: &mut Memory, name: &str, is_claim: bool) -> Vec<(&'static str, String)> {
+    let (said, last) = settle_until(world, name, is_claim);
+    assert!(matches!(last, Decision::Rest(_)), "{last:?}");
+    said
+}
+
+/// The same, also returns the first decision that is no write.
+fn settle_until(
+    world: &mut Memory,
+    name: &str,
+    is_claim: bool,
+) -> (Vec<(&'static str, String)>, Decision) {
     let mut said = Vec::new();
     for _ in 0..20 {
         let decision = if is_claim {
@@ -142,9 +158,9 @@ fn settle(world: &mut Memory, name: &str, is_claim: bool) -> Vec<(&'static str, 
                         .into_iter()
                         .map(|event| (event.reason, event.message)),
                 );
-                return said;
+                return (said, Decision::DONE);
             }
-            other => panic!("{other:?}"),
+            other => return (said, other),
         }
     }
     panic!("it never rests");
@@ -422,6 +438,40 @@ fn a_volume_whose_claim_was_deleted_is_released_and_reclaimed_by_its_policy() {
         let event = event.map(|(reason, message)| (reason, message.to_owned()));
         assert_eq!(said, event.into_iter().collect::<Vec<_>>());
         assert!(claim_ref(&world.volumes["pv"]).is_some());
+    }
+}
+
+#[test]
+fn a_released_host_path_volume_is_recycled_or_removed_by_its_policy() {
+    for (policy, by, used) in [
+        ("Recycle", "", false),
+        ("Recycle", "", true),
+        ("Delete", "", false),
+        ("Delete", "kubernetes.io/host-path", false),
+    ] {
+        let mut world = Memory::default();
+        if used {
+            world.pods = vec!["a".to_owned(), "b".to_owned()];
+        }
+        world.put_volume(volume(|volume| {
+            owned(volume);
+            volume["spec"]["persistentVolumeReclaimPolicy"] = json!(policy);
+            volume["spec"]["hostPath"] = json!({"path": "/tmp/data"});
+            if !by.is_empty() {
+                volume["metadata"]["annotations"] = json!({PROVISIONED_BY: by});
+            }
+        }));
+        let (said, last) = settle_until(&mut world, "pv", false);
+        let now = world.volumes["pv"].clone();
+        let wanted = match (policy, used) {
+            ("Recycle", false) => Decision::Recycle(Box::new((*now).clone())),
+            ("Recycle", true) => Decision::DONE,
+            _ => Decision::RemoveHostPath(Box::new((*now).clone())),
+        };
+        assert_eq!((last, phases(&world).1), (wanted, Some("Released")));
+        let why = "Volume is used by pods: default/a,default/b".to_owned();
+        let events = used.then_some(("VolumeFailedRecycle", why));
+        assert_eq!(said, events.into_iter().collect::<Vec<_>>());
     }
 }
 

@@ -9,7 +9,10 @@ use reconcile::{
     },
 };
 
-use super::decision::{Change, ClusterView, Decision, Event, MIGRATED_TO, mark_migrated, migrated};
+use super::{
+    decision::{Change, ClusterView, Decision, Event, MIGRATED_TO, mark_migrated, migrated},
+    recycle,
+};
 
 /// Decides about a volume; `is_confirmed` if the API server confirmed that its claim is gone.
 pub(super) fn decide(
@@ -33,7 +36,7 @@ pub(super) fn decide(
     let claim = claim.filter(|claim| claim.metadata.uid.as_deref() == Some(owner));
     let Some(claim) = claim else {
         return if is_confirmed || is_released(volume) {
-            release(volume)
+            release(volume, world)
         } else {
             Decision::Confirm
         };
@@ -59,7 +62,7 @@ pub(super) fn decide(
         Some(bound) if Some(bound) == volume.metadata.name.as_deref() => phase(volume, "Bound"),
         Some(_) if is_annotated(&volume.metadata, PROVISIONED_BY) && policy(volume) == "Delete" => {
             // Provisioned for this claim, which is bound to another volume.
-            release(volume)
+            release(volume, world)
         }
         Some(_) => unbind(volume),
     }
@@ -106,7 +109,8 @@ fn phase(volume: &PersistentVolume, phase: &str) -> Decision {
     }
 }
 
-fn fail(volume: &PersistentVolume, reason: &'static str, message: &str) -> Decision {
+/// The volume as Failed, with an event; only once.
+pub(super) fn fail(volume: &PersistentVolume, reason: &'static str, message: &str) -> Decision {
     match with_phase(volume, "Failed", message) {
         Some(changed) => {
             let event = Event::new(volume, Kind::Warning, reason, message);
@@ -120,8 +124,9 @@ fn fail(volume: &PersistentVolume, reason: &'static str, message: &str) -> Decis
 }
 
 /// The claim is gone: the volume becomes Released, and the reclaim policy is applied. With
-/// Retain, the data is never touched; otherwise the provisioner deletes it.
-fn release(volume: &PersistentVolume) -> Decision {
+/// Retain, the data is never touched. With Delete, the provisioner deletes it, except that of a
+/// hostPath volume without one; with Recycle, a pod empties it.
+fn release(volume: &PersistentVolume, world: &impl ClusterView) -> Decision {
     if !is_released(volume) {
         return phase(volume, "Released");
     }
@@ -130,14 +135,11 @@ fn release(volume: &PersistentVolume) -> Decision {
     }
     match policy(volume) {
         "Retain" => Decision::DONE,
-        "Recycle" => fail(
-            volume,
-            "VolumeFailedRecycle",
-            "No recycler plugin found for the volume!",
-        ),
-        "Delete" => match no_deleter(volume) {
-            Some(why) => fail(volume, "VolumeFailedDelete", &why),
-            None => Decision::DONE,
+        "Recycle" => recycle(volume, world),
+        "Delete" => match deleter(volume) {
+            Ok(Deleter::Provisioner) => Decision::DONE,
+            Ok(Deleter::Binder) => Decision::RemoveHostPath(Box::new(volume.clone())),
+            Err(why) => fail(volume, "VolumeFailedDelete", &why),
         },
         _ => fail(
             volume,
@@ -147,27 +149,69 @@ fn release(volume: &PersistentVolume) -> Decision {
     }
 }
 
-/// Why no provisioner deletes the volume; `None` if one does.
-fn no_deleter(volume: &PersistentVolume) -> Option<String> {
-    let provisioner = annotation(&volume.metadata, PROVISIONED_BY).filter(|by| !by.is_empty());
-    if let Some(provisioner) = provisioner {
-        let in_tree = provisioner.starts_with("kubernetes.io/");
-        return in_tree.then(|| format!("no volume plugin matched name: {provisioner}"));
-    }
-    let is_csi = volume.spec.as_ref().is_some_and(|spec| spec.csi.is_some());
-    let why = || {
-        let name = named(volume);
-        format!(
-            "error getting deleter volume plugin for volume {name:?}: \
-             no deletable volume plugin matched"
-        )
+/// A released volume with the policy Recycle. A pod may still use it: that of a claim which was
+/// deleted without its protection finalizer.
+fn recycle(volume: &PersistentVolume, world: &impl ClusterView) -> Decision {
+    let Some(reference) = claim_ref(volume) else {
+        return Decision::DONE;
     };
-    (!is_csi).then(why)
+    let namespace = reference.namespace.as_deref().unwrap_or_default();
+    let name = reference.name.as_deref().unwrap_or_default();
+    // Pods use the new claim of that name if there is one, and that one has another volume.
+    let pods = match world.claim(namespace, name) {
+        Some(_) => Vec::new(),
+        None => world.active_pods(namespace, name),
+    };
+    if !pods.is_empty() {
+        let message = format!("Volume is used by pods: {}", pods.join(","));
+        let event = Event::new(volume, Kind::Normal, "VolumeFailedRecycle", message);
+        return Decision::Rest(vec![event]);
+    }
+    match recycle::is_recyclable(volume) {
+        true => Decision::Recycle(Box::new(volume.clone())),
+        false => fail(
+            volume,
+            "VolumeFailedRecycle",
+            "No recycler plugin found for the volume!",
+        ),
+    }
+}
+
+/// The component that deletes a volume's data.
+enum Deleter {
+    Provisioner,
+    Binder,
+}
+
+/// The deleter of a volume; an error if there is none.
+fn deleter(volume: &PersistentVolume) -> Result<Deleter, String> {
+    let provisioner = annotation(&volume.metadata, PROVISIONED_BY).filter(|by| !by.is_empty());
+    let spec = volume.spec.as_ref();
+    let is_host_path = spec.is_some_and(|spec| spec.host_path.is_some());
+    match provisioner {
+        None | Some("kubernetes.io/host-path") if is_host_path => Ok(Deleter::Binder),
+        Some(by) if by.starts_with("kubernetes.io/") => {
+            Err(format!("no volume plugin matched name: {by}"))
+        }
+        Some(_) => Ok(Deleter::Provisioner),
+        None if spec.is_some_and(|spec| spec.csi.is_some()) => Ok(Deleter::Provisioner),
+        None => Err(format!(
+            "error getting deleter volume plugin for volume {:?}: \
+             no deletable volume plugin matched",
+            named(volume)
+        )),
+    }
 }
 
 /// The volume is bound to a claim that is bound elsewhere: a controller's binding is undone, a
 /// user's stays as a reservation.
 fn unbind(volume: &PersistentVolume) -> Decision {
+    // The next decision updates its phase.
+    Decision::Write(Change::Volume(Box::new(unbound(volume))), None)
+}
+
+/// The volume without its claim, or reserved for it if a user did so.
+pub(super) fn unbound(volume: &PersistentVolume) -> PersistentVolume {
     let mut changed = volume.clone();
     let spec = changed.spec.get_or_insert_default();
     if is_annotated(&volume.metadata, BOUND_BY_CONTROLLER) {
@@ -177,8 +221,7 @@ fn unbind(volume: &PersistentVolume) -> Decision {
     } else if let Some(reference) = &mut spec.claim_ref {
         reference.uid = None;
     }
-    // The next decision updates its phase.
-    Decision::Write(Change::Volume(Box::new(changed)), None)
+    changed
 }
 
 /// The volume with its migration annotation and the finalizers of its provisioner and reclaim
