@@ -22,7 +22,7 @@ use crate::{
     Encryption, Registry, encryption,
     header::Header,
     packed::{Index, Text},
-    scan::{self, ObjectOffsets},
+    scan::{self, FieldPlace, ObjectOffsets},
 };
 
 /// The minimum length of an object to be packed.
@@ -80,6 +80,32 @@ impl Draft {
             bytes: encoded.bytes.into(),
             header: Arc::new(header),
         })
+    }
+
+    /// A stored object with text inserted after its metadata, without parsing it. `bytes` are those of the object;
+    /// `insertions` are offsets in them and what to insert there, in ascending order; `field` is the selectable field
+    /// that changes, with its new value. The caller ensures that the result is canonical.
+    pub fn edited(
+        stored: &Stored,
+        bytes: &[u8],
+        insertions: &[(usize, Vec<u8>)],
+        field: (&str, &str),
+    ) -> Self {
+        let revision = stored.header.stamp.place(stored.revision);
+        let inserted: usize = insertions.iter().map(|(_, text)| text.len()).sum();
+        let mut out = Vec::with_capacity(bytes.len() - revision.len() + inserted);
+        out.extend_from_slice(&bytes[..revision.start]);
+        let mut from = revision.end;
+        for (at, text) in insertions {
+            out.extend_from_slice(&bytes[from..*at]);
+            out.extend_from_slice(text);
+            from = *at;
+        }
+        out.extend_from_slice(&bytes[from..]);
+        Self {
+            bytes: out.into(),
+            header: Arc::new(stored.header.with_field(field.0, field.1)),
+        }
     }
 
     /// Encoded bytes parse unless they are nested too deeply.
@@ -220,6 +246,24 @@ impl Stored {
     fn metadata_place(&self) -> Range<usize> {
         let (start, end) = self.header.metadata;
         start as usize..end as usize + self.header.stamp.len(self.revision)
+    }
+
+    /// The fields after the metadata, in `bytes`, which are those of the object.
+    pub fn fields_after_metadata<'a>(
+        &self,
+        bytes: &'a [u8],
+    ) -> Result<Vec<FieldPlace<'a>>, String> {
+        scan::fields_after(bytes, self.metadata_place().end)
+    }
+
+    /// Whether the object has this uid. `bytes` are those of the object.
+    pub fn has_uid(&self, bytes: &[u8], uid: &str) -> bool {
+        // In canonical bytes the resourceVersion follows the uid.
+        let before = &bytes[..self.header.stamp.place(self.revision).start];
+        let mut expected = b"\"uid\":\"".to_vec();
+        expected.extend_from_slice(uid.as_bytes());
+        expected.push(b'"');
+        before.ends_with(&expected)
     }
 
     /// The bytes without a resourceVersion, as written.

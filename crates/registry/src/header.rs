@@ -73,6 +73,23 @@ impl Header {
         }
     }
 
+    /// The same header with another value of a selectable field.
+    pub(crate) fn with_field(&self, path: &str, value: &str) -> Self {
+        let names = self.fields.as_deref().unwrap_or_default();
+        let values: Vec<&str> = names
+            .iter()
+            .map(|name| match name == path {
+                true => value,
+                false => self.field(name).unwrap_or_default(),
+            })
+            .collect();
+        let labels: Vec<_> = self.labels().collect();
+        Self {
+            packed: pack(self.namespace(), self.name(), &labels, &values),
+            ..self.clone()
+        }
+    }
+
     /// Empty for cluster-scoped objects.
     pub fn namespace(&self) -> &str {
         self.reader().text()
@@ -140,8 +157,13 @@ fn shared(names: Vec<Cow<'static, str>>) -> Option<FieldNames> {
 /// Packs the strings of a header. A string is its length followed by its bytes. A field's value starts with a number:
 /// an even number is twice the length of the bytes that follow; an odd number is `2 * index + 1` of an earlier field
 /// with the same value.
-fn pack(namespace: &str, name: &str, labels: &[(&str, &str)], fields: &[String]) -> Box<str> {
-    let mut packed = String::new();
+fn pack(
+    namespace: &str,
+    name: &str,
+    labels: &[(&str, &str)],
+    fields: &[impl AsRef<str>],
+) -> Box<str> {
+    let mut packed = String::with_capacity(256);
     let text = |packed: &mut String, text: &str| {
         number(packed, text.len());
         packed.push_str(text);
@@ -154,7 +176,9 @@ fn pack(namespace: &str, name: &str, labels: &[(&str, &str)], fields: &[String])
         text(&mut packed, value);
     }
     for (place, value) in fields.iter().enumerate() {
-        match fields[..place].iter().position(|other| other == value) {
+        let value = value.as_ref();
+        let mut earlier = fields[..place].iter();
+        match earlier.position(|other| other.as_ref() == value) {
             Some(same) if !value.is_empty() => number(&mut packed, 2 * same + 1),
             _ => {
                 number(&mut packed, 2 * value.len());
@@ -271,6 +295,16 @@ mod tests {
             assert_eq!(header.field(name), Some(value), "{name}");
         }
         assert_eq!(header.field("none"), None);
+        for (name, _) in fields {
+            let changed = fields.map(|(own, value)| match own == name {
+                true => (own, "new"),
+                false => (own, value),
+            });
+            assert_eq!(
+                header.with_field(name, "new"),
+                self::header(&json, &changed)
+            );
+        }
         assert!(header.packed.len() < 4 * long.len(), "the same value once");
     }
 

@@ -1,6 +1,8 @@
 //! Finds the offsets in canonical JSON bytes that readers need, by skipping over values without
 //! parsing them. Runs once per write.
 
+use std::ops::Range;
+
 use bytes::{Bytes, BytesMut};
 use machinery::encode::Encoded;
 use store::Revision;
@@ -51,12 +53,16 @@ impl Stamp {
         out.freeze()
     }
 
+    /// The offsets of the revision in bytes that have it.
+    pub(crate) fn place(&self, revision: Revision) -> Range<usize> {
+        let at = self.at as usize;
+        at..at + self.len(revision)
+    }
+
     /// The bytes with the revision removed.
     pub(crate) fn remove(&self, bytes: &[u8], revision: Revision) -> Bytes {
-        let at = self.at as usize;
-        [&bytes[..at], &bytes[at + self.len(revision)..]]
-            .concat()
-            .into()
+        let place = self.place(revision);
+        [&bytes[..place.start], &bytes[place.end..]].concat().into()
     }
 }
 
@@ -111,6 +117,38 @@ pub(crate) fn places(bytes: &[u8]) -> Result<ObjectOffsets, String> {
         }
         scanner.skip()?;
         scanner.expect(b',').map_err(|_| "no metadata".to_owned())?;
+    }
+}
+
+/// A field of an object within canonical bytes.
+#[derive(Debug, PartialEq, Eq)]
+pub struct FieldPlace<'a> {
+    pub name: &'a [u8],
+    /// The offset of the name's opening quote.
+    pub at: usize,
+    /// The offsets of the value.
+    pub value: Range<usize>,
+}
+
+/// The fields of the object that begins at an offset, in order.
+pub fn fields(bytes: &[u8], at: usize) -> Result<Vec<FieldPlace<'_>>, String> {
+    let mut scanner = Scanner { bytes, at };
+    scanner.expect(b'{')?;
+    match scanner.peek()? {
+        b'}' => Ok(Vec::new()),
+        _ => scanner.fields(),
+    }
+}
+
+/// The fields of an object after the one whose value ends at an offset.
+pub(crate) fn fields_after(bytes: &[u8], at: usize) -> Result<Vec<FieldPlace<'_>>, String> {
+    let mut scanner = Scanner { bytes, at };
+    match scanner.peek()? {
+        b'}' => Ok(Vec::new()),
+        _ => {
+            scanner.expect(b',')?;
+            scanner.fields()
+        }
     }
 }
 
@@ -173,6 +211,24 @@ impl<'a> Scanner<'a> {
             if depth == 0 {
                 return Ok(());
             }
+        }
+    }
+
+    /// Reads the fields up to the end of the object.
+    fn fields(&mut self) -> Result<Vec<FieldPlace<'a>>, String> {
+        let mut fields = Vec::new();
+        loop {
+            let at = self.at;
+            let name = self.string()?;
+            self.expect(b':')?;
+            let begin = self.at;
+            self.skip()?;
+            let value = begin..self.at;
+            fields.push(FieldPlace { name, at, value });
+            if self.peek()? == b'}' {
+                return Ok(fields);
+            }
+            self.expect(b',')?;
         }
     }
 

@@ -1,23 +1,25 @@
 //! Binding and eviction of pods.
 
+mod binding_edit;
+
 use std::sync::Arc;
 
 use http::StatusCode;
 use machinery::field::{Error, Path, aggregate};
 use machinery::json::json;
-use machinery::{Object, Status, Value};
+use machinery::{Object, Status, Value, schema::Type};
 
 use super::{
     body::{self, Verb, WriteOptions},
     objects,
 };
 use crate::{
-    Resource,
+    Draft, Resource, Stored,
     convert::{self, Decoded, Part},
     disruption, media, meta,
     pipeline::Request,
     respond::{self, Answer},
-    write::{self, DeleteOptions, Preconditions, Write},
+    write::{self, Change, DeleteOptions, Preconditions, Write},
 };
 
 /// Assigns a pod to a node.
@@ -78,13 +80,37 @@ async fn give_node(
         }
         write.admitted = true;
         let node = check_binding(&write, &mut binding)?;
-        let change = move |old: &Object| assign(old, &binding, &node, &now);
+        let change = Assignment {
+            schema: write.resource.schema,
+            binding,
+            node,
+            now,
+        };
         write::update(&write, &change).await
     };
     let written = core.supervise(task).await;
     let written = written.map_err(|why| why.warned(warnings.clone()))?;
     let warnings = [warnings, written.warnings].concat();
     Ok(respond::warn(success(StatusCode::CREATED), &warnings))
+}
+
+/// Assigns a node to a pod.
+struct Assignment {
+    schema: Option<&'static Type>,
+    binding: Object,
+    node: String,
+    now: String,
+}
+
+impl Change for Assignment {
+    fn apply(&self, old: &Object) -> Result<Object, Status> {
+        assign(old, &self.binding, &self.node, &self.now)
+    }
+
+    fn edit(&self, stored: &Stored) -> Option<Draft> {
+        let condition = scheduled(&self.now);
+        binding_edit::assign(stored, self.schema?, &self.binding, &self.node, &condition)
+    }
 }
 
 /// Validates a binding; returns the node that it names.
@@ -172,16 +198,19 @@ fn assign(old: &Object, binding: &Object, node: &str, now: &str) -> Result<Objec
         // The nomination served its purpose once the pod is bound.
         status.shift_remove("nominatedNodeName");
     }
-    mark_scheduled(&mut pod, now);
+    set_condition(&mut pod, Value::Object(scheduled(now)));
     Ok(pod)
 }
 
-/// Sets the condition PodScheduled to True.
-fn mark_scheduled(pod: &mut Object, now: &str) {
-    let condition = json!({
-        "type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": now,
-    });
-    set_condition(pod, condition);
+/// The condition PodScheduled of a pod with a node.
+fn scheduled(now: &str) -> Object {
+    let condition = [
+        ("type", "PodScheduled".into()),
+        ("status", "True".into()),
+        ("lastProbeTime", Value::Null),
+        ("lastTransitionTime", now.into()),
+    ];
+    condition.into_iter().collect()
 }
 
 /// Replaces the condition of the same type; keeps lastTransitionTime if the status is unchanged.

@@ -10,7 +10,7 @@ use store::{Entry, Freshness, Precondition};
 
 use super::{Conflict, Versions, Write, Written, create, owners};
 use crate::{
-    Stored, admission::Operation, device_claims, failure, hooks, meta, policy_parameters,
+    Draft, Stored, admission::Operation, device_claims, failure, hooks, meta, policy_parameters,
     unenforced,
 };
 
@@ -18,6 +18,12 @@ use crate::{
 /// after a conflict.
 pub(crate) trait Change: Send + Sync {
     fn apply(&self, old: &Object) -> Result<Object, Status>;
+
+    /// The same change as an edit of the stored bytes, if they need not be parsed for it. Only for changes by the
+    /// server itself, which need no admission, validation or managedFields; [`Change::apply`] has the same result.
+    fn edit(&self, _: &Stored) -> Option<Draft> {
+        None
+    }
 
     /// The uid precondition, if the client sent one.
     fn uid(&self) -> Option<&str> {
@@ -71,6 +77,15 @@ async fn changed(write: &Write, change: &dyn Change) -> Result<Written, Status> 
             return create(write, again()?, again).await;
         };
         heavy::mark_large(entry.object.size()).await;
+        if let Some(edit) = edit(write, change, &entry) {
+            match put_edit(write, edit, &entry).await? {
+                Ok(written) => return Ok(written),
+                Err(conflict) => {
+                    retry.after(conflict).await?;
+                    continue;
+                }
+            }
+        }
         let old = write.resource.parse_converted(&entry.object).await?;
         check_uid(write, change.uid(), &old)?;
         let mut new = applied(change, &old).await?;
@@ -81,6 +96,28 @@ async fn changed(write: &Write, change: &dyn Change) -> Result<Written, Status> 
             Err(conflict) => retry.after(conflict).await?,
         }
     }
+}
+
+/// The change as an edit of the stored bytes.
+fn edit(write: &Write, change: &dyn Change, entry: &Entry<Stored>) -> Option<Draft> {
+    let is_internal = write.internal && write.tracked && write.admitted && !write.dry_run;
+    let edit = is_internal.then(|| change.edit(&entry.object)).flatten()?;
+    (write.resource.storage.is_none() && !entry.object.is_converted()).then_some(edit)
+}
+
+async fn put_edit(
+    write: &Write,
+    edit: Draft,
+    entry: &Entry<Stored>,
+) -> Result<Result<Written, Conflict>, Status> {
+    let unchanged = Precondition::Revision(entry.mod_revision);
+    let ops = write.effects.take_ops();
+    let put = write.put(&write.name, edit, unchanged, ops).await?;
+    Ok(put.map(|entry| Written {
+        object: entry.object,
+        created: false,
+        warnings: write.effects.take_warnings(),
+    }))
 }
 
 /// The new object. Computed again after a conversion webhook had to be called.

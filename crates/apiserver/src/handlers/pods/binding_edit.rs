@@ -1,0 +1,264 @@
+//! A binding as an edit of the pod's stored bytes: the node's name and one condition are inserted. Parsing the pod,
+//! copying it and encoding it again would take most of the time of a binding. Pods that need more than the two
+//! insertions are left to [`super::assign`], whose result is the same.
+
+use machinery::{
+    Object, Value, encode,
+    schema::{Shape, Type},
+};
+use registry::{FieldPlace, fields};
+
+use crate::{Draft, Stored, meta};
+
+/// The pod with its node, if it only needs the two insertions; `None` if it cannot be bound, or needs more.
+pub(super) fn assign(
+    stored: &Stored,
+    schema: &'static Type,
+    binding: &Object,
+    node: &str,
+    condition: &Object,
+) -> Option<Draft> {
+    let bytes = stored.bytes();
+    let asks_for_more = ["labels", "annotations", "resourceVersion"]
+        .iter()
+        .any(|name| meta::metadata(binding).is_some_and(|given| given.contains_key(*name)));
+    let uid = meta::text(binding, "uid");
+    // Also true if only a string or a manager contains it: such pods are rare.
+    let may_be_deleting = contains(&stored.metadata(), b"\"deletionTimestamp\"");
+    if asks_for_more || may_be_deleting || !(uid.is_empty() || stored.has_uid(&bytes, uid)) {
+        return None;
+    }
+    let places = stored.fields_after_metadata(&bytes).ok()?;
+    let part = |name: &str| Some((struct_of(schema, name)?, find(&places, name)?));
+    let ((spec, spec_at), (status, status_at)) = (part("spec")?, part("status")?);
+    let spec_fields = fields(&bytes, spec_at.value.start).ok()?;
+    let is_set = |name| find(&spec_fields, name).is_some();
+    if is_set("nodeName") || is_set("schedulingGates") {
+        return None;
+    }
+    let name = Value::from(node).to_string();
+    let end = spec_at.value.end - 1;
+    let named = insertion(spec, &spec_fields, end, "nodeName", name.as_bytes())?;
+    let status_fields = fields(&bytes, status_at.value.start).ok()?;
+    if find(&status_fields, "nominatedNodeName").is_some() {
+        return None;
+    }
+    let end = status_at.value.end - 1;
+    let marked = with_condition(&bytes, status, &status_fields, end, condition)?;
+    let insertions = if named.0 < marked.0 {
+        [named, marked]
+    } else {
+        [marked, named]
+    };
+    let field = ("spec.nodeName", node);
+    Some(Draft::edited(stored, &bytes, &insertions, field))
+}
+
+/// The insertion of a condition; `None` if there is one of its type.
+fn with_condition(
+    bytes: &[u8],
+    schema: &'static Type,
+    status: &[FieldPlace<'_>],
+    end: usize,
+    condition: &Object,
+) -> Option<(usize, Vec<u8>)> {
+    let Shape::List(Shape::Struct(element)) = schema.field("conditions")?.shape else {
+        return None;
+    };
+    let mut text = encode::part(element.get(), condition);
+    let Some(known) = find(status, "conditions") else {
+        let list = [b"[", &*text, b"]"].concat();
+        return insertion(schema, status, end, "conditions", &list);
+    };
+    let known = known.value.clone();
+    let kind = condition.get("type").and_then(Value::as_str)?;
+    if !bytes[known.clone()].ends_with(b"}]") || contains(&bytes[known.clone()], kind.as_bytes()) {
+        return None;
+    }
+    text.insert(0, b',');
+    Some((known.end - 1, text))
+}
+
+/// Where and how a field is inserted among those that are set, in the schema's order; `end` is the offset of the
+/// closing brace.
+fn insertion(
+    schema: &Type,
+    set: &[FieldPlace<'_>],
+    end: usize,
+    name: &str,
+    value: &[u8],
+) -> Option<(usize, Vec<u8>)> {
+    let own = schema.position(name)?;
+    let mut next = None;
+    for field in set {
+        let position = schema.position(std::str::from_utf8(field.name).ok()?)?;
+        if position == own {
+            return None;
+        }
+        if position > own && next.is_none() {
+            next = Some(field.at);
+        }
+    }
+    let field = ["\"", name, "\":"].concat();
+    let field = field.as_bytes();
+    Some(match next {
+        Some(at) => (at, [field, value, b","].concat()),
+        None if set.is_empty() => (end, [field, value].concat()),
+        None => (end, [b",", field, value].concat()),
+    })
+}
+
+fn find<'a, 'b>(fields: &'b [FieldPlace<'a>], name: &str) -> Option<&'b FieldPlace<'a>> {
+    fields.iter().find(|field| field.name == name.as_bytes())
+}
+
+/// The type of a field that is a struct.
+fn struct_of(schema: &Type, name: &str) -> Option<&'static Type> {
+    match schema.field(name)?.shape {
+        Shape::Struct(id) => Some(id.get()),
+        _ => None,
+    }
+}
+
+fn contains(bytes: &[u8], text: &[u8]) -> bool {
+    memchr::memmem::find(bytes, text).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use machinery::json::json;
+
+    use super::*;
+
+    const NOW: &str = "2026-01-01T00:00:00Z";
+
+    fn object(value: Value) -> Object {
+        value.as_object().unwrap().clone()
+    }
+
+    fn pod_schema() -> &'static Type {
+        machinery::schema::lookup("core/v1.Pod").unwrap()
+    }
+
+    fn draft(pod: &Object) -> Draft {
+        let node = pod["spec"]["nodeName"].as_str().unwrap_or_default();
+        let phase = pod["status"]["phase"].as_str().unwrap_or_default();
+        let fields = vec![
+            ("spec.nodeName".into(), node.to_owned()),
+            ("status.phase".into(), phase.to_owned()),
+        ];
+        Draft::encoded(pod, encode::object(Some(pod_schema()), pod), fields).unwrap()
+    }
+
+    /// The edited pod, which must be the same as the one that is parsed, changed and encoded.
+    fn edited(pod: &Value, binding: &Object, node: &str) -> Option<()> {
+        let pod = object(pod.clone());
+        for revision in [0, 7, 12_345_678_901] {
+            let stored = Stored::stamp(draft(&pod), revision);
+            let edited = assign(
+                &stored,
+                pod_schema(),
+                binding,
+                node,
+                &super::super::scheduled(NOW),
+            )?;
+            let mut changed = super::super::assign(&stored.parse(), binding, node, NOW).unwrap();
+            meta::of_mut(&mut changed).shift_remove("resourceVersion");
+            let changed = draft(&changed);
+            assert_eq!(edited.bytes(), changed.bytes(), "{pod:?}");
+            let (one, other) = (Stored::stamp(edited, 9), Stored::stamp(changed, 9));
+            assert_eq!(one.header, other.header, "{pod:?}");
+            assert_eq!(one.bytes(), other.bytes());
+        }
+        Some(())
+    }
+
+    /// Objects with each of the fields set or not.
+    fn variants(fields: &[(&str, Value)]) -> Vec<Value> {
+        let count = 1 << fields.len();
+        let variant = |which: usize| {
+            let set = fields.iter().enumerate();
+            let set = set.filter(|(place, _)| which >> place & 1 == 1);
+            let set = set.map(|(_, (name, value))| ((*name).to_owned(), value.clone()));
+            Value::Object(set.collect())
+        };
+        (0..count).map(variant).collect()
+    }
+
+    #[test]
+    fn an_edited_pod_is_the_same_as_a_parsed_and_encoded_one() {
+        let metadata = variants(&[
+            ("name", json!("a \"b\\")),
+            ("uid", json!("u")),
+            ("labels", json!({"app": "}]\",", "ü": "\n"})),
+            (
+                "managedFields",
+                json!([{"manager": "m", "fieldsV1": {"f:spec": {}}}]),
+            ),
+        ]);
+        let specs = variants(&[
+            (
+                "containers",
+                json!([{"name": "c", "image": "nodeName", "args": ["\"nodeName\":\"x\"", "[{"]}]),
+            ),
+            ("serviceAccountName", json!("s")),
+            ("hostNetwork", json!(true)),
+            ("tolerations", json!([{"key": "k", "operator": "Exists"}])),
+            ("priority", json!(7)),
+        ]);
+        let condition = json!({"type": "Ready", "status": "False", "lastProbeTime": null, "lastTransitionTime": null});
+        let statuses = variants(&[
+            ("phase", json!("Pending")),
+            ("conditions", json!([condition])),
+            ("qosClass", json!("Burstable")),
+            ("hostIP", json!("10.0.0.1")),
+        ]);
+        let binding = object(json!({"metadata": {"name": "a"}}));
+        for metadata in &metadata {
+            for spec in &specs {
+                for status in &statuses {
+                    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status});
+                    assert_eq!(edited(&pod, &binding, "n\"1ü"), Some(()), "{pod}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_pod_that_needs_more_or_cannot_be_bound_is_not_edited() {
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "uid": "u"},
+            "spec": {"containers": []}, "status": {"phase": "Pending"}});
+        let binding = object(json!({"metadata": {"uid": "u"}}));
+        assert_eq!(edited(&pod, &binding, "n"), Some(()));
+        for more in [
+            json!({"uid": "v"}),
+            json!({"labels": {"a": "b"}}),
+            json!({"annotations": {"a": "b"}}),
+            json!({"resourceVersion": "7"}),
+        ] {
+            let binding = object(json!({"metadata": more}));
+            let stored = Stored::stamp(draft(&object(pod.clone())), 7);
+            let condition = super::super::scheduled(NOW);
+            let edited = assign(&stored, pod_schema(), &binding, "n", &condition);
+            assert!(edited.is_none(), "{more}");
+        }
+        for (part, name, value) in [
+            ("metadata", "deletionTimestamp", json!(NOW)),
+            ("spec", "nodeName", json!("n")),
+            ("spec", "schedulingGates", json!([{"name": "g"}])),
+            ("status", "nominatedNodeName", json!("n")),
+            (
+                "status",
+                "conditions",
+                json!([{"type": "PodScheduled", "status": "False"}]),
+            ),
+        ] {
+            let mut other = object(pod.clone());
+            other[part][name] = value;
+            let stored = Stored::stamp(draft(&other), 7);
+            let condition = super::super::scheduled(NOW);
+            let edited = assign(&stored, pod_schema(), &binding, "n", &condition);
+            assert!(edited.is_none(), "{name}");
+        }
+    }
+}
