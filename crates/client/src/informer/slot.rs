@@ -261,12 +261,21 @@ fn text(object: &dyn feed::Stored, metadata_only: bool) -> String {
     }
 }
 
+const MANAGED_FIELDS: &[u8] = b",\"managedFields\":[";
+
 /// The place of `,"managedFields":[…]` in canonical metadata. Quotes inside strings are escaped and no
-/// other field of metadata has this name, so that the first match is the field.
+/// other field of metadata has this name, so that the first match is the field. It is the last field of
+/// canonical metadata, so that its end need not be searched.
 fn managed_fields(metadata: &[u8]) -> Option<std::ops::Range<usize>> {
-    const FIELD: &[u8] = b",\"managedFields\":[";
-    let start = memchr::memmem::find(metadata, FIELD)?;
-    let open = start + FIELD.len() - 1;
+    let start = memchr::memmem::find(metadata, MANAGED_FIELDS)?;
+    let end = metadata.len() - 1;
+    debug_assert_eq!(scan_managed_fields(metadata, start), Some(start..end));
+    metadata.ends_with(b"]}").then_some(start..end)
+}
+
+/// The same by reading to the end of the list.
+fn scan_managed_fields(metadata: &[u8], start: usize) -> Option<std::ops::Range<usize>> {
+    let open = start + MANAGED_FIELDS.len() - 1;
     let (mut depth, mut in_string, mut is_escaped) = (0, false, false);
     for (at, byte) in metadata.iter().enumerate().skip(open) {
         match byte {
