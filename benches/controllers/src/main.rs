@@ -4,14 +4,16 @@
 //!     cargo run --release -p bench-controllers -- --kubeconfig admin.kubeconfig --pid PID --nodes 5000
 //!
 //! `--pid` names the processes whose memory is printed, separated by commas: the server's, or those of
-//! kube-apiserver, kube-controller-manager and kube-scheduler.
+//! kube-apiserver, kube-controller-manager and kube-scheduler. `--beside` names another control plane, such as
+//! upstream's: it runs the same scenarios after the first, and a table compares both.
 
 #![allow(clippy::print_stdout, reason = "it prints its results")]
 
+mod compare;
 mod measure;
 mod scenarios;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Parser;
@@ -31,6 +33,12 @@ struct Options {
     /// Processes whose memory is printed.
     #[arg(long, value_delimiter = ',')]
     pid: Vec<u32>,
+    /// Another cluster, which runs the same scenarios afterwards.
+    #[arg(long)]
+    beside: Option<PathBuf>,
+    /// The processes of the other cluster.
+    #[arg(long, value_delimiter = ',')]
+    beside_pid: Vec<u32>,
     /// How many nodes are simulated.
     #[arg(long, default_value_t = 5000)]
     nodes: usize,
@@ -48,8 +56,21 @@ struct Options {
 #[tokio::main]
 async fn main() -> Result<()> {
     let options = Options::parse();
-    let client = client::from_kubeconfig(&options.kubeconfig)?;
-    let measure = Measure::new(client.clone(), options.pid.clone(), options.settle);
+    let first = run(&options, &options.kubeconfig, &options.pid).await?;
+    if let Some(beside) = &options.beside {
+        println!();
+        let second = run(&options, beside, &options.beside_pid).await?;
+        println!();
+        compare::print(&first, &second);
+    }
+    Ok(())
+}
+
+/// Runs all scenarios in one cluster.
+async fn run(options: &Options, kubeconfig: &Path, pids: &[u32]) -> Result<Measure> {
+    println!("{}", kubeconfig.display());
+    let client = client::from_kubeconfig(kubeconfig)?;
+    let measure = Measure::new(client.clone(), pids.to_vec(), options.settle);
     let token = CancellationToken::new();
     let context = Context::standalone("bench", token.clone());
     let nodes = simulate::Nodes {
@@ -64,8 +85,8 @@ async fn main() -> Result<()> {
     nodes.clone().run(&context, client.clone()).await?;
     measure.memory(&format!("{} nodes", options.nodes)).await;
     let scenarios = match options.only.is_empty() {
-        true => Scenario::ALL.to_vec(),
-        false => options.only,
+        true => &Scenario::ALL[..],
+        false => &options.only,
     };
     for scenario in scenarios {
         scenario
@@ -74,5 +95,5 @@ async fn main() -> Result<()> {
     }
     nodes.remove(&client).await?;
     token.cancel();
-    Ok(())
+    Ok(measure)
 }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use parking_lot::Mutex;
 
 /// The timeout of a scenario.
 const PATIENCE: Duration = Duration::from_secs(1800);
@@ -12,6 +13,24 @@ pub(crate) struct Measure {
     client: kube::Client,
     pids: Vec<u32>,
     settle: Duration,
+    /// Guards the figures so far.
+    figures: Mutex<Vec<Figure>>,
+}
+
+/// How long one step of a scenario took.
+#[derive(Debug, Clone)]
+pub(crate) struct Figure {
+    pub(crate) what: String,
+    pub(crate) seconds: f64,
+    /// Seconds of CPU time of the processes.
+    pub(crate) cpu: f64,
+}
+
+/// The beginning of a step.
+pub(crate) struct Begun {
+    at: Instant,
+    writes: u64,
+    cpu: f64,
 }
 
 impl Measure {
@@ -20,17 +39,51 @@ impl Measure {
             client,
             pids,
             settle: Duration::from_secs(settle),
+            figures: Mutex::default(),
         }
+    }
+
+    /// Begins a step of a scenario.
+    pub(crate) async fn begin(&self) -> Result<Begun> {
+        Ok(Begun {
+            writes: self.writes().await?,
+            cpu: self.cpu(),
+            at: Instant::now(),
+        })
+    }
+
+    /// The figures so far.
+    pub(crate) fn figures(&self) -> Vec<Figure> {
+        self.figures.lock().clone()
+    }
+
+    /// The most memory that the processes had, in megabytes.
+    pub(crate) fn peak(&self) -> u64 {
+        self.sum("VmHWM:")
+    }
+
+    /// The sum of a field of `/proc/PID/status` over the processes, in megabytes.
+    fn sum(&self, name: &str) -> u64 {
+        let each = self.pids.iter().map(|pid| {
+            let text = std::fs::read_to_string(format!("/proc/{pid}/status"));
+            field(&text.unwrap_or_default(), name)
+        });
+        each.sum()
+    }
+
+    /// The CPU time of the processes so far, in seconds.
+    fn cpu(&self) -> f64 {
+        let each = self.pids.iter().map(|pid| {
+            let text = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+            cpu_seconds(&text.unwrap_or_default())
+        });
+        each.sum()
     }
 
     /// Prints the current memory of the processes.
     pub(crate) async fn memory(&self, what: &str) {
-        let (now, peak) = self.pids.iter().fold((0, 0), |(now, peak), pid| {
-            let text = std::fs::read_to_string(format!("/proc/{pid}/status"));
-            let text = text.unwrap_or_default();
-            (now + field(&text, "VmRSS:"), peak + field(&text, "VmHWM:"))
-        });
-        println!("{what:<40} {now:>6} MB resident, {peak:>6} MB at most");
+        let (now, own, peak) = (self.sum("VmRSS:"), self.sum("RssAnon:"), self.peak());
+        println!("{what:<40} {now:>6} MB resident, {own:>6} MB anonymous, {peak:>6} MB at most");
     }
 
     /// Prints the memory after an idle period.
@@ -39,29 +92,35 @@ impl Measure {
         self.memory(&format!("{what}, settled")).await;
     }
 
-    /// Waits until `is_done`, prints the duration and the number of writes per one of `count`.
+    /// Waits until `is_done`, prints the duration, the CPU time, and the number of writes per one of `count`.
     pub(crate) async fn until<F>(
         &self,
         what: &str,
         count: usize,
-        begun: Instant,
-        writes_before: u64,
+        begun: Begun,
         mut is_done: impl FnMut() -> F,
     ) -> Result<()>
     where
         F: Future<Output = Result<bool>>,
     {
         while !is_done().await? {
-            if begun.elapsed() > PATIENCE {
+            if begun.at.elapsed() > PATIENCE {
                 bail!("{what}: not done after {PATIENCE:?}");
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
-        let took = begun.elapsed().as_secs_f64();
-        let writes = self.writes().await?.saturating_sub(writes_before);
+        let (took, cpu) = (begun.at.elapsed().as_secs_f64(), self.cpu() - begun.cpu);
+        let writes = self.writes().await?.saturating_sub(begun.writes);
         let rate = count as f64 / took;
         let each = writes as f64 / count.max(1) as f64;
-        println!("{what:<40} {took:>8.1} s {rate:>8.0}/s, {each:.1} writes each");
+        println!(
+            "{what:<40} {took:>8.1} s {rate:>8.0}/s, {each:.1} writes each, {cpu:.1} s of CPU time"
+        );
+        self.figures.lock().push(Figure {
+            what: what.to_owned(),
+            seconds: took,
+            cpu,
+        });
         self.memory(what).await;
         Ok(())
     }
@@ -83,9 +142,32 @@ impl Measure {
     }
 }
 
+/// The CPU time in `/proc/PID/stat`, of the process without its children.
+fn cpu_seconds(text: &str) -> f64 {
+    // The name of the program, in parentheses, may contain spaces. The fields after it begin with the third.
+    let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let mut fields = rest.split_whitespace().skip(11);
+    let mut ticks = || fields.next().and_then(|field| field.parse().ok());
+    let (user, system): (Option<f64>, Option<f64>) = (ticks(), ticks());
+    // Linux counts in hundredths of a second on all platforms.
+    (user.unwrap_or(0.0) + system.unwrap_or(0.0)) / 100.0
+}
+
 /// A field of `/proc/PID/status`, in megabytes.
 fn field(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     let kilobytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
     kilobytes.unwrap_or(0) / 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_is_user_and_system_time_whatever_the_program_is_called() {
+        let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 100 0 0 0 250 50 9 9 20 0 4 0 100";
+        assert!((cpu_seconds(stat) - 3.0).abs() < f64::EPSILON);
+        assert!(cpu_seconds("").abs() < f64::EPSILON);
+    }
 }

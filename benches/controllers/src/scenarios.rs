@@ -1,6 +1,6 @@
 //! The scenarios.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 use client::Api;
@@ -106,7 +106,7 @@ async fn deployments(
     let api: Api<Deployment> = Api::namespaced(client.clone(), &namespace);
     let names: Vec<String> = (0..count).map(|number| format!("d{number}")).collect();
     let total = count * replicas;
-    let (writes, begun) = (measure.writes().await?, Instant::now());
+    let begun = measure.begin().await?;
     let create = async |name: &String| -> Result<()> {
         api.create(&PostParams::default(), &deployment(name, replicas)?)
             .await?;
@@ -123,9 +123,9 @@ async fn deployments(
         Ok(listed.iter().map(ready).sum::<i32>() as usize == total)
     };
     let what = format!("{name}: {count} Deployments of {replicas}");
-    measure.until(&what, total, begun, writes, settled).await?;
+    measure.until(&what, total, begun, settled).await?;
     measure.settled_memory(&what).await;
-    let (writes, begun) = (measure.writes().await?, Instant::now());
+    let begun = measure.begin().await?;
     let scale = async |name: &String| -> Result<()> {
         let patch = json!({"spec": {"replicas": 0}});
         api.patch(name, &PatchParams::default(), &Patch::Merge(&patch))
@@ -136,7 +136,7 @@ async fn deployments(
     scaled.try_collect::<()>().await?;
     let what = format!("{name}: scaled to 0");
     let empty = || no_pods(client, &namespace);
-    measure.until(&what, total, begun, writes, empty).await?;
+    measure.until(&what, total, begun, empty).await?;
     remove(client, &namespace).await
 }
 
@@ -177,13 +177,13 @@ async fn rollout(client: &kube::Client, measure: &Measure, replicas: usize) -> R
         let all = counts.map(|count| count.unwrap_or(0) as usize == replicas);
         Ok(status.observed_generation >= Some(generation) && all == [true; 3])
     };
-    let (writes, begun) = (measure.writes().await?, Instant::now());
+    let begun = measure.begin().await?;
     let first = created.metadata.generation.unwrap_or(1);
     let what = format!("rollout: a Deployment of {replicas} before it");
     measure
-        .until(&what, replicas, begun, writes, || is_rolled_out(first))
+        .until(&what, replicas, begun, || is_rolled_out(first))
         .await?;
-    let (writes, begun) = (measure.writes().await?, Instant::now());
+    let begun = measure.begin().await?;
     let template = json!({"metadata": {"annotations": {"version": "2"}}});
     let patch = json!({"spec": {"template": template}});
     let patched = api
@@ -192,7 +192,7 @@ async fn rollout(client: &kube::Client, measure: &Measure, replicas: usize) -> R
     let second = patched.metadata.generation.unwrap_or(2);
     let what = format!("rollout: {replicas} pods replaced");
     measure
-        .until(&what, replicas, begun, writes, || is_rolled_out(second))
+        .until(&what, replicas, begun, || is_rolled_out(second))
         .await?;
     remove(client, namespace).await
 }
@@ -202,7 +202,7 @@ async fn jobs(client: &kube::Client, measure: &Measure, count: usize) -> Result<
     let namespace = "bench-jobs";
     self::namespace(client, namespace).await?;
     let api: Api<Job> = Api::namespaced(client.clone(), namespace);
-    let (writes, begun) = (measure.writes().await?, Instant::now());
+    let begun = measure.begin().await?;
     let create = async |number: usize| -> Result<()> {
         let pod = json!({
             "restartPolicy": "Never",
@@ -226,7 +226,7 @@ async fn jobs(client: &kube::Client, measure: &Measure, count: usize) -> Result<
     let unfinished = ListParams::default().fields("status.successful=0").limit(1);
     let done = || async { Ok(api.list_metadata(&unfinished).await?.is_empty()) };
     let what = format!("jobs: {count}");
-    measure.until(&what, count, begun, writes, done).await?;
+    measure.until(&what, count, begun, done).await?;
     measure.settled_memory(&what).await;
     remove(client, namespace).await
 }
@@ -241,21 +241,19 @@ async fn daemons(client: &kube::Client, measure: &Measure, nodes: usize) -> Resu
         "metadata": {"name": "d"},
         "spec": {"selector": {"matchLabels": {"app": "d"}}, "template": template},
     }))?;
-    let (writes, begun) = (measure.writes().await?, Instant::now());
+    let begun = measure.begin().await?;
     api.create(&PostParams::default(), &set).await?;
     let available = || async {
         let status = api.get("d").await?.status.unwrap_or_default();
         Ok(status.number_available.unwrap_or(0) as usize >= nodes)
     };
     let what = format!("daemons: on {nodes} nodes");
-    measure
-        .until(&what, nodes, begun, writes, available)
-        .await?;
-    let (writes, begun) = (measure.writes().await?, Instant::now());
+    measure.until(&what, nodes, begun, available).await?;
+    let begun = measure.begin().await?;
     api.delete("d", &DeleteParams::default()).await?;
     let what = "daemons: deleted";
     let empty = || no_pods(client, namespace);
-    measure.until(what, nodes, begun, writes, empty).await?;
+    measure.until(what, nodes, begun, empty).await?;
     remove(client, namespace).await
 }
 
@@ -264,7 +262,7 @@ async fn services(client: &kube::Client, measure: &Measure, count: usize) -> Res
     namespace(client, "bench-services").await?;
     let api: Api<Service> = Api::namespaced(client.clone(), "bench-services");
     measure.memory("services: before").await;
-    let (writes, begun) = (measure.writes().await?, Instant::now());
+    let begun = measure.begin().await?;
     let create = async |number: usize| -> Result<()> {
         let service = serde_json::from_value(json!({
             "metadata": {"name": format!("s{number}")},
@@ -279,7 +277,7 @@ async fn services(client: &kube::Client, measure: &Measure, count: usize) -> Res
     created.try_collect::<()>().await?;
     let what = format!("services: {count}");
     let done = || async { Ok(true) };
-    measure.until(&what, count, begun, writes, done).await?;
+    measure.until(&what, count, begun, done).await?;
     measure.settled_memory(&what).await;
     Ok(())
 }
