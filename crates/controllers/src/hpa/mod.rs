@@ -91,8 +91,13 @@ impl Controller for Autoscalers {
     }
 
     async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        let metrics = &self.shared.metrics;
+        let this = [("namespace", &*key.namespace), ("hpa_name", &*key.name)];
+        let count = self.autoscalers.cache().count();
+        metrics.autoscalers.set([], count);
         let Some(autoscaler) = self.autoscalers.cache().get(&key.namespace, &key.name) else {
             self.memory.lock().remove(key);
+            metrics.autoscaler_replicas.remove(this);
             return Ok(Action::Done);
         };
         if let Some(wait) = self.wait(key, &autoscaler) {
@@ -113,9 +118,10 @@ impl Controller for Autoscalers {
             ("action", if is_scaled { "scale" } else { "none" }),
             ("error", "none"),
         ];
-        self.shared.metrics.autoscaler_syncs.add(by, 1);
-        let seconds = &self.shared.metrics.autoscaler_seconds;
-        seconds.took(by, begun.elapsed());
+        metrics.autoscaler_syncs.add(by, 1);
+        metrics.autoscaler_seconds.took(by, begun.elapsed());
+        let desired = usize::try_from(look.status.desired_replicas).unwrap_or(0);
+        metrics.autoscaler_replicas.set(this, desired);
         let status = Some(look.status);
         if status != autoscaler.status {
             let updated = HorizontalPodAutoscaler {

@@ -37,6 +37,13 @@ pub(super) fn matching_action(policy: Option<&PodFailurePolicy>, pod: &Pod) -> V
     matched.unwrap_or(Verdict::Count)
 }
 
+/// The action of the first matching rule, as in the policy.
+pub(super) fn matching_rule<'a>(policy: &'a PodFailurePolicy, pod: &Pod) -> Option<&'a str> {
+    let mut rules = policy.rules.iter().enumerate();
+    let rule = rules.find(|(at, rule)| apply(rule, *at, pod).is_some());
+    rule.map(|(_, rule)| rule.action.as_str())
+}
+
 fn apply(rule: &PodFailurePolicyRule, at: usize, pod: &Pod) -> Option<Verdict> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let name = pod.metadata.name.as_deref().unwrap_or_default();

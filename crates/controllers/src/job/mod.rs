@@ -131,10 +131,14 @@ impl Controller for Jobs {
             self.recorder
                 .event(&job.object_ref(&()), kind, &reason, text);
         }
-        let released = conclusion
-            .release
-            .iter()
-            .map(|pod| release(&self.pods, pod));
+        let released = conclusion.release.iter();
+        let released = released.map(async |pod| {
+            let released = release(&self.pods, pod).await;
+            if released.is_ok() {
+                metrics.released(pod);
+            }
+            released
+        });
         reconcile::all(join_all(released).await)?;
         outcome?;
         Ok(after.map_or(Action::Done, Action::After))

@@ -7,7 +7,7 @@ use client::Informer;
 use k8s_openapi::api::{batch::v1::Job, core::v1::Pod};
 use reconcile::{Action, Controller, Error, Key, Writer};
 
-use super::{decide::is_finished, is_foreign, pod::is_tracked, release};
+use super::{counted, decide::is_finished, is_foreign, pod::is_tracked, release};
 use crate::shared::{OWNER, Shared, controller_of};
 
 struct Orphans {
@@ -19,9 +19,11 @@ struct Orphans {
 pub(super) fn start(shared: &Shared, jobs: Informer<Job>, pods: Writer<Pod>) {
     let controller = Arc::new(Orphans { jobs, pods });
     let (lookup, cache) = (controller.jobs.clone(), controller.pods.cache().clone());
+    let metrics = shared.metrics.clone();
     shared
         .controller(&controller)
         .watches_with(controller.pods.cache(), move |event| {
+            counted::finalizer_changed(&metrics, event);
             let pod = event.object();
             let is_orphan = is_tracked(pod) && is_orphan(pod, |pod| job_of(&lookup, pod));
             is_orphan
