@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use bytes::Bytes;
 use client::kube::{self, client::Body};
 use futures::{Stream, StreamExt, TryStreamExt};
@@ -28,11 +28,20 @@ pub(crate) const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,app
 const JSON: &str = "application/json";
 
 /// kubectl's User-Agent; its first word is the default field manager.
-const AGENT: &str = concat!(
-    "kubectl/v1.36.4 (linux/",
-    "amd64) mainstay/",
-    env!("CARGO_PKG_VERSION")
-);
+const AGENT: &str = if cfg!(target_arch = "x86_64") {
+    concat!(
+        "kubectl/v1.36.4 (linux/amd64) mainstay/",
+        env!("CARGO_PKG_VERSION")
+    )
+} else {
+    concat!(
+        "kubectl/v1.36.4 (linux/arm64) mainstay/",
+        env!("CARGO_PKG_VERSION")
+    )
+};
+
+/// Longer lines are not an event or a log that anybody reads: memory is bounded.
+const MAX_LINE: usize = 256 << 20;
 
 /// Query parameters.
 pub(crate) type Query = Vec<(&'static str, String)>;
@@ -371,6 +380,10 @@ impl Api {
             .trim()
             .to_owned();
         let message = quoted_text(&message);
+        // Upstream drops these too: a terminal would execute them.
+        if message.contains(char::is_control) {
+            return;
+        }
         if self.seen().insert(message.clone()) {
             let color = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
             match color {
@@ -431,10 +444,17 @@ pub(crate) fn lines(
 ) -> impl Stream<Item = Result<Vec<u8>>> {
     let bytes = Box::pin(bytes);
     futures::stream::try_unfold((bytes, Vec::new()), |(mut bytes, mut buffer)| async move {
+        // Everything before has no line break.
+        let mut searched = 0;
         loop {
-            if let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
-                let rest = buffer.split_off(end + 1);
+            let found = buffer[searched..].iter().position(|byte| *byte == b'\n');
+            if let Some(end) = found {
+                let rest = buffer.split_off(searched + end + 1);
                 return Ok(Some((buffer, (bytes, rest))));
+            }
+            searched = buffer.len();
+            if searched > MAX_LINE {
+                bail!("the server sent a line of more than {MAX_LINE} bytes");
             }
             match bytes.next().await {
                 Some(chunk) => buffer.extend_from_slice(&chunk?),
@@ -460,6 +480,16 @@ mod tests {
             "/x?dryRun=All&labelSelector=a%3Db"
         );
         assert_eq!(with_query("/x?y=z", &query[..1]), "/x?y=z&dryRun=All");
+    }
+
+    #[tokio::test]
+    async fn lines_that_arrive_in_parts_are_put_together() {
+        let parts = ["a\nb", "b", "b\n", "\nc"].map(|part| Ok(Bytes::from(part)));
+        let lines: Vec<Vec<u8>> = lines(futures::stream::iter(parts))
+            .try_collect()
+            .await
+            .unwrap();
+        assert_eq!(lines, [&b"a\n"[..], b"bbb\n", b"\n", b"c"]);
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use machinery::Status;
 
+use crate::output::escape_terminal;
+
 /// An error response of the server.
 #[derive(Debug)]
 pub(crate) struct ServerError(pub Status);
@@ -188,10 +190,10 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     }
     if let Some(ErrorList(errors)) = error.downcast_ref() {
         let lines = errors.iter().map(list_line);
-        lines.for_each(|line| eprintln!("{line}"));
+        lines.for_each(|line| eprintln!("{}", escape_terminal(&line)));
         return ExitCode::FAILURE;
     }
-    eprintln!("{}", line(error));
+    eprintln!("{}", escape_terminal(&line(error)));
     ExitCode::FAILURE
 }
 

@@ -196,7 +196,15 @@ impl Server {
             Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name.to_owned(),
             _ => host.to_owned(),
         };
-        let path = request.uri().path().to_owned();
+        // The server decodes paths, so the filter looks at what it will see.
+        let Some(path) = decoded(request.uri().path()) else {
+            return plain(StatusCode::BAD_REQUEST, "Bad Request");
+        };
+        let clean = cleaned(&path);
+        if clean != path {
+            let query = request.uri().query().map(|query| format!("?{query}"));
+            return moved(&clean, &query.unwrap_or_default());
+        }
         if let Some((directory, prefix)) = &self.www
             && let Some(file) = path.strip_prefix(prefix.as_str())
         {
@@ -278,6 +286,53 @@ fn is_of_caller(name: &HeaderName) -> bool {
     [header::HOST, header::AUTHORIZATION].contains(name)
 }
 
+/// A path without its percent encoding; `None` if that is invalid.
+fn decoded(path: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        rest = after;
+        if first != b'%' {
+            bytes.push(first);
+            continue;
+        }
+        let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
+        let is_hex = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+        bytes.push(u8::from_str_radix(is_hex.then_some(digits)?, 16).ok()?);
+        rest = &rest[2..];
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// The path without empty parts, `.` and `..`, which the filter would not recognise.
+fn cleaned(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    let end = if path.ends_with('/') && !parts.is_empty() {
+        "/"
+    } else {
+        ""
+    };
+    format!("/{}{end}", parts.join("/"))
+}
+
+/// A redirect to the clean path, as Go's servers send.
+fn moved(path: &str, query: &str) -> Answer {
+    let location: Vec<String> = path.split('/').map(crate::discovery::encode).collect();
+    let location = format!("{}{query}", location.join("/"));
+    let mut response = plain(StatusCode::MOVED_PERMANENTLY, "Moved Permanently");
+    if let Ok(location) = location.parse() {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    response
+}
+
 fn plain(status: StatusCode, text: &str) -> Answer {
     let mut response = Response::new(Either::Right(Full::new(Bytes::from(format!("{text}\n")))));
     *response.status_mut() = status;
@@ -329,6 +384,18 @@ mod tests {
             "/api/v1/namespaces/a/pods/b/exec",
             "localhost"
         ));
+        let encoded = decoded("/api/v1/namespaces/a/pods/b/%65x%65c").unwrap();
+        assert!(!filter.accepts(&Method::POST, &encoded, "localhost"));
+        for (path, clean) in [
+            ("//api/v1/pods", "/api/v1/pods"),
+            ("/x/../api/./v1/", "/api/v1/"),
+            ("/../..", "/"),
+            ("/", "/"),
+        ] {
+            assert_eq!(cleaned(path), clean);
+        }
+        assert_eq!(decoded("/%zz"), None);
+        assert_eq!(decoded("/a%2"), None);
         let outside = static_file(std::path::Path::new("/etc/ssl"), "../passwd");
         assert_eq!(outside.status(), StatusCode::NOT_FOUND);
     }

@@ -235,6 +235,12 @@ pub(crate) fn each(object: &Value, mut with: impl FnMut(&Value)) {
     }
 }
 
+/// Makes control sequences visible, which a terminal would execute: others write the texts. As
+/// upstream, tabs and line breaks stay.
+pub(crate) fn escape_terminal(text: &str) -> String {
+    text.replace('\x1b', "^[").replace('\r', "\\r")
+}
+
 /// `pod/web`, `deployment.apps/web`.
 pub(crate) fn name(object: &Value) -> String {
     let version = text(&object["apiVersion"]);

@@ -43,7 +43,7 @@ impl Table {
             .collect();
         let mut headings: Vec<String> = columns
             .iter()
-            .map(|(_, column)| str_of(&column["name"]).to_uppercase())
+            .map(|(_, column)| escape(&str_of(&column["name"]).to_uppercase()))
             .collect();
         if view.with_namespace {
             headings.insert(0, "NAMESPACE".into());

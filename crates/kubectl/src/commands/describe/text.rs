@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::{
     json::{entries, list, str_of},
-    output::tabwriter::Tabwriter,
+    output::{escape_terminal, tabwriter::Tabwriter},
 };
 
 const MAX_ANNOTATION: usize = 140;
@@ -21,9 +21,7 @@ impl Text {
     /// A line, indented.
     pub(super) fn line(&mut self, level: usize, line: &str) {
         self.pending.push_str(&"  ".repeat(level));
-        // Others write the values: a terminal would execute their control sequences.
-        let line = line.replace('\x1b', "^[").replace('\r', "\\r");
-        self.pending.push_str(&line);
+        self.pending.push_str(&escape_terminal(line));
         self.pending.push('\n');
     }
 

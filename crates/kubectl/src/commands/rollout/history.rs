@@ -3,24 +3,36 @@
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::{
     api::{PatchType, Query},
     args::{DryRun, DryRunMode},
+    error,
     json::{list, str_of},
     merge,
-    output::{PrintFlags, tabwriter::Tabwriter},
+    output::{PrintFlags, Printer, tabwriter::Tabwriter},
     resources::Target,
     session::Session,
 };
 
 use super::{
     super::{apply::LAST_APPLIED, describe, report::Report},
-    RolloutTargets,
+    REVISION, RolloutTargets,
 };
 
 const CAUSE: &str = "kubernetes.io/change-cause";
+/// Annotations of a deployment that `undo` does not take from a ReplicaSet.
+const OWN_ANNOTATIONS: [&str; 6] = [
+    LAST_APPLIED,
+    REVISION,
+    "deployment.kubernetes.io/revision-history",
+    "deployment.kubernetes.io/desired-replicas",
+    "deployment.kubernetes.io/max-replicas",
+    "deprecated.deployment.rollback.to",
+];
+const NO_HISTORY: &str = "No rollout history found.";
+const NO_SUCH_REVISION: &str = "unable to find the specified revision";
 
 /// Flags of `rollout history`.
 #[derive(Debug, Args)]
@@ -56,219 +68,291 @@ struct Revision {
     template: Value,
 }
 
-/// The revisions of an object, oldest first.
-async fn revisions(
-    session: &Session,
-    target: &Target,
-    object: &Value,
-    role: &str,
-) -> Result<Vec<Revision>> {
-    let is_deployment = target.resource.kind == "Deployment";
-    let plural = match target.resource.kind.as_str() {
-        "Deployment" => "replicasets",
-        "DaemonSet" | "StatefulSet" => "controllerrevisions",
-        "Pod" | "ReplicaSet" | "ReplicationController" | "Job" | "CronJob" => {
+/// The resource whose objects are the revisions of a kind.
+fn revision_resource(target: &Target, role: &str) -> Result<&'static str> {
+    let (group, kind) = (&target.resource.group, &target.resource.kind);
+    let qualified = match group.as_str() {
+        "" => kind.clone(),
+        group => format!("{kind}.{group}"),
+    };
+    match (group.as_str(), kind.as_str()) {
+        ("apps", "Deployment") => Ok("replicasets"),
+        ("apps", "DaemonSet" | "StatefulSet") => Ok("controllerrevisions"),
+        (
+            "" | "apps" | "batch",
+            "Pod" | "ReplicaSet" | "ReplicationController" | "Job" | "CronJob",
+        ) => {
             let role = if role == "history" {
                 "history viewer"
             } else {
                 role
             };
-            bail!(
-                "no {role} has been implemented for {:?}",
-                target.resource.kind
-            )
+            bail!("no {role} has been implemented for {qualified:?}")
         }
-        kind => bail!(
-            "error retrieving {role} for {kind:?}, no visitor method exists for {{{} {kind}}}",
-            target.resource.group
+        _ => bail!(
+            "error retrieving {role} for {qualified:?}, no visitor method exists for {{{group} {kind}}}"
         ),
-    };
+    }
+}
+
+/// The revisions of an object, oldest first.
+async fn revisions(
+    session: &Session,
+    target: &Target,
+    object: &Value,
+    plural: &str,
+) -> Result<Vec<Revision>> {
     let path = format!("/apis/apps/v1/namespaces/{}/{plural}", target.namespace);
     let uid = &object["metadata"]["uid"];
     let mut found = Vec::new();
     for keeper in session.api.items(&path).await? {
-        let is_owned =
-            list(&keeper["metadata"]["ownerReferences"]).any(|owner| owner["uid"] == *uid);
-        if !is_owned {
-            continue;
+        let is_owned = list(&keeper["metadata"]["ownerReferences"])
+            .any(|owner| owner["uid"] == *uid && owner["controller"] == true);
+        if is_owned {
+            found.extend(revision(object, keeper)?);
         }
-        let annotation =
-            str_of(&keeper["metadata"]["annotations"]["deployment.kubernetes.io/revision"]);
-        let (number, template) = match is_deployment {
-            true => (
-                annotation.parse().unwrap_or(0),
-                keeper["spec"]["template"].clone(),
-            ),
-            false => {
-                let merged = merge::apply(object, PatchType::Strategic, &keeper["data"])?;
-                (
-                    keeper["revision"].as_i64().unwrap_or(0),
-                    merged["spec"]["template"].clone(),
-                )
-            }
-        };
-        let cause = str_of(&keeper["metadata"]["annotations"][CAUSE]).to_owned();
-        found.push(Revision {
-            number,
-            cause,
-            keeper,
-            template,
-        });
     }
     found.sort_by_key(|revision| revision.number);
     Ok(found)
 }
 
+/// A ReplicaSet or ControllerRevision as revision; none if its number cannot be read.
+fn revision(object: &Value, keeper: Value) -> Result<Option<Revision>> {
+    let (number, template) = match object["kind"] == "Deployment" {
+        true => {
+            let number = &keeper["metadata"]["annotations"][REVISION];
+            let number = match number.as_str() {
+                None => 0,
+                Some(number) => match number.parse() {
+                    Ok(number) => number,
+                    Err(_) => return Ok(None),
+                },
+            };
+            (number, keeper["spec"]["template"].clone())
+        }
+        false => {
+            let merged = merge::apply(object, PatchType::Strategic, &keeper["data"])?;
+            let number = keeper["revision"].as_i64().unwrap_or(0);
+            (number, merged["spec"]["template"].clone())
+        }
+    };
+    let cause = str_of(&keeper["metadata"]["annotations"][CAUSE]).to_owned();
+    Ok(Some(Revision {
+        number,
+        cause,
+        keeper,
+        template,
+    }))
+}
+
 impl History {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
+        self.which.require()?;
         if self.revision < 0 {
             bail!("revision must be a positive integer: {}", self.revision);
         }
         let printer = self.print.printer()?;
-        for target in self.which.targets(session, true).await? {
-            let object = target.get(session).await?;
-            let revisions = revisions(session, &target, &object, "history").await?;
-            if let Some(printer) = &printer {
-                let wanted =
-                    |revision: &&Revision| self.revision == 0 || revision.number == self.revision;
-                // Objects with the template of each revision, as upstream rebuilds them; those of deployments are replica sets.
-                let shown = |revision: &Revision| match target.resource.kind.as_str() {
-                    "Deployment" => {
-                        let mut shown = revision.keeper.clone();
-                        // Items of lists have no kind.
-                        shown["apiVersion"] = json!("apps/v1");
-                        shown["kind"] = json!("ReplicaSet");
-                        shown
-                    }
-                    _ => {
-                        let mut shown = object.clone();
-                        shown["spec"]["template"] = revision.template.clone();
-                        shown
-                    }
-                };
-                if self.revision > 0 && !revisions.iter().any(|one| wanted(&one)) {
-                    bail!("unable to find the specified revision");
-                }
-                revisions
-                    .iter()
-                    .filter(wanted)
-                    .try_for_each(|revision| printer.print(&shown(revision)))?;
-                continue;
-            }
-            if self.revision > 0 {
-                let found = revisions
-                    .iter()
-                    .find(|revision| revision.number == self.revision);
-                let heading = format!("{} with revision #{}", target.display(), self.revision);
-                if revisions.is_empty() {
-                    println!("{heading}\nNo rollout history found.");
-                    continue;
-                }
-                let found = found.context("unable to find the specified revision")?;
-                let mut template = found.template.clone();
-                if target.resource.kind == "Deployment" && !found.cause.is_empty() {
-                    template["metadata"]["annotations"][CAUSE] = json!(found.cause);
-                }
-                println!("{heading}\n{}", describe::pod_template(&template));
-                continue;
-            }
-            let mut lines = String::from("REVISION\tCHANGE-CAUSE\n");
-            for revision in &revisions {
-                let cause = if revision.cause.is_empty() {
-                    "<none>"
-                } else {
-                    &revision.cause
-                };
-                lines.push_str(&format!("{}\t{cause}\n", revision.number));
-            }
-            match revisions.is_empty() {
-                true => println!("{} \nNo rollout history found.", target.display()),
-                false => println!(
-                    "{} \n{}",
-                    target.display(),
-                    Tabwriter::for_descriptions().align(&lines)
-                ),
-            }
+        let mut errors = Vec::new();
+        for target in self.which.targets(session).await? {
+            let shown = self.show(session, &target, printer.as_ref()).await;
+            errors.extend(shown.err());
         }
+        error::aggregate(errors)
+    }
+
+    async fn show(
+        &self,
+        session: &Session,
+        target: &Target,
+        printer: Option<&Printer>,
+    ) -> Result<()> {
+        let object = target.get(session).await?;
+        let plural = revision_resource(target, "history")?;
+        let revisions = revisions(session, target, &object, plural).await?;
+        let wanted = |revision: &&Revision| revision.number == self.revision;
+        if let Some(printer) = printer {
+            if self.revision > 0 {
+                let found = revisions.iter().find(wanted).context(NO_SUCH_REVISION)?;
+                return printer.print(&as_object(&object, found));
+            }
+            return revisions
+                .iter()
+                .try_for_each(|revision| printer.print(&as_object(&object, revision)));
+        }
+        if self.revision == 0 {
+            println!("{} \n{}", target.display(), overview(&revisions));
+            return Ok(());
+        }
+        let heading = format!("{} with revision #{}", target.display(), self.revision);
+        if revisions.is_empty() {
+            println!("{heading}\n{NO_HISTORY}");
+            return Ok(());
+        }
+        let found = revisions.iter().find(wanted).context(NO_SUCH_REVISION)?;
+        let mut template = found.template.clone();
+        if target.resource.kind == "Deployment" && !found.cause.is_empty() {
+            template["metadata"]["annotations"][CAUSE] = json!(found.cause);
+        }
+        println!("{heading}\n{}", describe::pod_template(&template));
         Ok(())
     }
+}
+
+/// A revision as upstream prints it: a deployment's is its ReplicaSet, others are the workload with that template.
+fn as_object(object: &Value, revision: &Revision) -> Value {
+    if object["kind"] == "Deployment" {
+        let mut shown = revision.keeper.clone();
+        // Items of lists have no kind.
+        shown["apiVersion"] = json!("apps/v1");
+        shown["kind"] = json!("ReplicaSet");
+        return shown;
+    }
+    let mut shown = object.clone();
+    shown["spec"]["template"] = revision.template.clone();
+    shown
+}
+
+fn overview(revisions: &[Revision]) -> String {
+    if revisions.is_empty() {
+        return NO_HISTORY.to_owned();
+    }
+    let mut lines = String::from("REVISION\tCHANGE-CAUSE\n");
+    for revision in revisions {
+        let cause = match revision.cause.as_str() {
+            "" => "<none>",
+            cause => cause,
+        };
+        lines.push_str(&format!("{}\t{cause}\n", revision.number));
+    }
+    Tabwriter::for_descriptions().align(&lines)
+}
+
+/// What `undo` does to an object.
+enum Rollback {
+    /// Only the template of the revision is shown (`--dry-run=client`).
+    Show(String),
+    /// The template is that of the revision already.
+    Skip,
+    /// This JSON patch restores the revision.
+    Patch(Value),
 }
 
 impl Undo {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let dry_run = self.dry_run.mode()?;
+        self.which.require()?;
         let report = Report::new(&self.print, dry_run)?;
-        for target in self.which.targets(session, false).await? {
-            let object = target.get(session).await?;
-            if object["spec"]["paused"] == true {
-                bail!(
-                    "you cannot rollback a paused deployment; resume it first with 'kubectl rollout resume' and try again"
-                );
-            }
-            if !object["metadata"]["annotations"][LAST_APPLIED].is_null() {
-                eprintln!(
-                    "Warning: resource {}/{} was previously managed with 'kubectl apply'. Rolling back will not update the \
-                     {LAST_APPLIED} annotation, which may cause unexpected behavior on future 'kubectl apply' operations. \
-                     Consider using 'kubectl apply' with your previous configuration file instead.",
-                    target.resource.plural, target.name
-                );
-            }
-            let known = revisions(session, &target, &object, "rollbacker").await?;
-            if known.is_empty() {
-                let kind = target.resource.kind.to_lowercase();
-                bail!("no rollout history found for {kind} {:?}", target.name);
-            }
-            let found = self.pick(&known);
-            // Deployments name themselves.
-            let found = match target.resource.kind == "Deployment" && self.to_revision == 0 {
-                true => found.map_err(|_| {
-                    anyhow::anyhow!("no rollout history found for deployment {:?}", target.name)
-                })?,
-                false => found?,
-            };
-            if dry_run == DryRunMode::Client {
-                println!(
-                    "{} {}{}",
-                    target.display(),
-                    describe::pod_template(&found.template),
-                    dry_run.suffix()
-                );
-                continue;
-            }
-            let current = without_hash(&object["spec"]["template"]);
-            let wanted = without_hash(&found.template);
-            if current == wanted {
-                println!(
-                    "{} skipped rollback (current template already matches revision {})",
-                    target.display(),
-                    found.number
-                );
-                continue;
-            }
-            let query: Query = dry_run.parameter().into_iter().collect();
-            let patch = json!([{"op": "replace", "path": "/spec/template", "value": wanted}]);
-            let after = session
-                .api
-                .patch(&target.path(), PatchType::Json, &patch, &query)
-                .await?;
-            report.print(&after, "rolled back")?;
+        let mut errors = Vec::new();
+        for target in self.which.targets(session).await? {
+            let undone = self.undo(session, &target, dry_run, &report).await;
+            errors.extend(undone.err());
         }
-        Ok(())
+        error::aggregate(errors)
     }
 
-    fn pick<'a>(&self, known: &'a [Revision]) -> Result<&'a Revision> {
-        match self.to_revision {
-            0 => known
-                .len()
-                .checked_sub(2)
-                .and_then(|at| known.get(at))
-                .context("no last revision to roll back to"),
-            wanted => known
-                .iter()
-                .find(|revision| revision.number == wanted)
-                .with_context(|| format!("unable to find specified revision {wanted} in history")),
+    async fn undo(
+        &self,
+        session: &Session,
+        target: &Target,
+        dry_run: DryRunMode,
+        report: &Report,
+    ) -> Result<()> {
+        let object = target.get(session).await?;
+        if !object["metadata"]["annotations"][LAST_APPLIED].is_null() {
+            eprintln!(
+                "Warning: resource {}/{} was previously managed with 'kubectl apply'. Rolling back will not update the \
+                 {LAST_APPLIED} annotation, which may cause unexpected behavior on future 'kubectl apply' operations. \
+                 Consider using 'kubectl apply' with your previous configuration file instead.",
+                target.resource.plural, target.name
+            );
         }
+        let plural = revision_resource(target, "rollbacker")?;
+        if self.to_revision < 0 {
+            bail!(no_such_revision(self.to_revision));
+        }
+        let known = revisions(session, target, &object, plural).await?;
+        let result = match self.decide(&object, &known, dry_run)? {
+            Rollback::Show(template) => template,
+            Rollback::Skip => format!(
+                "skipped rollback (current template already matches revision {})",
+                self.to_revision
+            ),
+            Rollback::Patch(patch) => {
+                let query: Query = dry_run.parameter().into_iter().collect();
+                let path = target.path();
+                let patched = session.api.patch(&path, PatchType::Json, &patch, &query);
+                patched.await.map_err(|error| {
+                    let message = error::message(&error);
+                    anyhow::anyhow!("failed restoring revision {}: {message}", self.to_revision)
+                })?;
+                "rolled back".to_owned()
+            }
+        };
+        // The object as it was read, as upstream prints it.
+        report.print(&object, &result)
     }
+
+    fn decide(&self, object: &Value, known: &[Revision], dry_run: DryRunMode) -> Result<Rollback> {
+        let is_deployment = object["kind"] == "Deployment";
+        let found = self.pick(object, known)?;
+        if dry_run == DryRunMode::Client {
+            let template = describe::pod_template(&found.template);
+            return Ok(Rollback::Show(match is_deployment {
+                true => template,
+                false => format!("will roll back to {template}"),
+            }));
+        }
+        if is_deployment && object["spec"]["paused"] == true {
+            bail!(
+                "you cannot rollback a paused deployment; resume it first with 'kubectl rollout resume' and try again"
+            );
+        }
+        let wanted = without_hash(&found.template);
+        if without_hash(&object["spec"]["template"]) == wanted {
+            return Ok(Rollback::Skip);
+        }
+        let mut patch = vec![json!({"op": "replace", "path": "/spec/template", "value": wanted})];
+        if is_deployment {
+            let annotations = restored_annotations(object, &found.keeper);
+            let path = "/metadata/annotations";
+            patch.push(json!({"op": "replace", "path": path, "value": annotations}));
+        }
+        Ok(Rollback::Patch(Value::Array(patch)))
+    }
+
+    fn pick<'a>(&self, object: &Value, known: &'a [Revision]) -> Result<&'a Revision> {
+        if self.to_revision > 0 {
+            let found = known.iter().find(|one| one.number == self.to_revision);
+            return found.with_context(|| no_such_revision(self.to_revision));
+        }
+        let previous = known.len().checked_sub(2).and_then(|at| known.get(at));
+        previous.with_context(|| match object["kind"] == "Deployment" {
+            true => {
+                let name = str_of(&object["metadata"]["name"]);
+                format!("no rollout history found for deployment {name:?}")
+            }
+            false => "no last revision to roll back to".to_owned(),
+        })
+    }
+}
+
+fn no_such_revision(number: i64) -> String {
+    format!("unable to find specified revision {number} in history")
+}
+
+/// The annotations of a rolled back deployment: those of the revision's ReplicaSet, among them the
+/// change cause, except the ones that are about the deployment itself.
+fn restored_annotations(deployment: &Value, replica_set: &Value) -> Map<String, Value> {
+    let annotations = |object: &Value| {
+        let annotations = object["metadata"]["annotations"].as_object();
+        annotations.cloned().unwrap_or_default()
+    };
+    let is_own = |key: &String| OWN_ANNOTATIONS.contains(&key.as_str());
+    let mut restored = annotations(replica_set);
+    restored.retain(|key, _| !is_own(key));
+    let own = annotations(deployment);
+    restored.extend(own.into_iter().filter(|(key, _)| is_own(key)));
+    restored
 }
 
 fn without_hash(template: &Value) -> Value {

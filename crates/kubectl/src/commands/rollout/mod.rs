@@ -18,6 +18,10 @@ use crate::{
 
 use super::report::Report;
 
+const RESTARTED_AT: &str = "kubectl.kubernetes.io/restartedAt";
+/// The annotation with the revision of a deployment or of its ReplicaSet.
+const REVISION: &str = "deployment.kubernetes.io/revision";
+
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Rollout {
@@ -66,14 +70,24 @@ pub(super) struct RolloutTargets {
 }
 
 impl RolloutTargets {
-    async fn targets(&self, session: &Session, all: bool) -> Result<Vec<Target>> {
+    fn require(&self) -> Result<()> {
         if self.resources.is_empty() && self.selection.files.is_empty() {
             bail!("required resource not specified");
         }
+        Ok(())
+    }
+
+    /// The objects; types without names are all objects of the namespace.
+    async fn targets(&self, session: &Session) -> Result<Vec<Target>> {
+        self.require()?;
         let selection = (&self.selection).into();
-        let targets = resources::targets(session, &selection, &self.resources, all).await?;
-        // `history` shows what there is, also if it is nothing.
-        if targets.is_empty() && !all {
+        resources::targets(session, &selection, &self.resources, true).await
+    }
+
+    /// The same, with a message if there are none.
+    async fn targets_or_message(&self, session: &Session) -> Result<Vec<Target>> {
+        let targets = self.targets(session).await?;
+        if targets.is_empty() {
             eprintln!("No resources found in {} namespace.", session.namespace);
         }
         Ok(targets)
@@ -107,14 +121,17 @@ impl Change {
             .strftime("%Y-%m-%dT%H:%M:%SZ")
             .to_string();
         let mut errors = Vec::new();
-        for target in self.which.targets(session, false).await? {
+        for target in self.which.targets_or_message(session).await? {
             let changed = async {
                 let object = target.get(session).await?;
                 let patch = decide(&target, &object, deed, &now)?;
-                let after = session
+                let path = target.path();
+                let patched = session
                     .api
-                    .patch(&target.path(), PatchType::Strategic, &patch, &query)
-                    .await?;
+                    .patch(&path, PatchType::Strategic, &patch, &query);
+                let after = patched.await.map_err(|error| {
+                    anyhow::anyhow!("failed to patch: {}", error::message(&error))
+                })?;
                 report.print(&after, past(deed))
             };
             errors.extend(changed.await.err());
@@ -145,26 +162,42 @@ fn decide(target: &Target, object: &Value, deed: RolloutAction, now: &str) -> Re
                 } else {
                     "not paused"
                 };
-                bail!("{resource} {:?} is {state}", target.name);
+                bail!("error: {resource} {:?} is {state}", target.name);
             }
             Ok(json!({"spec": {"paused": if wants_pause { json!(true) } else { Value::Null }}}))
         }
-        (RolloutAction::Pause, _) => bail!("{resource} {:?} pausing is not supported", target.name),
+        (RolloutAction::Pause, _) => bail!(
+            "error: {resource} {:?} pausing is not supported",
+            target.name
+        ),
         (RolloutAction::Resume, _) => {
-            bail!("{resource} {:?} resuming is not supported", target.name)
+            bail!(
+                "error: {resource} {:?} resuming is not supported",
+                target.name
+            )
         }
         (RolloutAction::Restart, "Deployment" | "DaemonSet" | "StatefulSet") => {
             if is_paused {
                 bail!(
-                    "{resource} {:?} can't restart paused deployment (run rollout resume first)",
+                    "error: {resource} {:?} can't restart paused deployment (run rollout resume first)",
                     target.name
                 );
             }
-            let annotations = json!({"kubectl.kubernetes.io/restartedAt": now});
+            if object["spec"]["template"]["metadata"]["annotations"][RESTARTED_AT] == now {
+                bail!(
+                    "failed to create patch for {}: if restart has already been triggered within the past second, please \
+                     wait before attempting to trigger another",
+                    target.name
+                );
+            }
+            let annotations = json!({RESTARTED_AT: now});
             Ok(json!({"spec": {"template": {"metadata": {"annotations": annotations}}}}))
         }
         (RolloutAction::Restart, _) => {
-            bail!("{resource} {:?} restarting is not supported", target.name)
+            bail!(
+                "error: {resource} {:?} restarting is not supported",
+                target.name
+            )
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     session::Session,
 };
 
-use super::RolloutTargets;
+use super::{REVISION, RolloutTargets};
 
 /// Flags of `rollout status`.
 #[derive(Debug, Args)]
@@ -32,7 +32,11 @@ pub(crate) struct Status {
 impl Status {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let timeout = crate::duration::parse(&self.timeout)?;
-        for target in self.which.targets(session, false).await? {
+        self.which.require()?;
+        if self.revision < 0 {
+            bail!("revision must be a positive integer: {}", self.revision);
+        }
+        for target in self.which.targets_or_message(session).await? {
             let follow = self.follow(session, &target);
             match timeout.is_zero() {
                 true => follow.await?,
@@ -67,23 +71,28 @@ impl Status {
     }
 
     fn say(&self, object: &Value, said: &mut String) -> Result<bool> {
-        let revision =
-            str_of(&object["metadata"]["annotations"]["deployment.kubernetes.io/revision"]);
-        if self.revision > 0
-            && object["kind"] == "Deployment"
-            && revision.parse() != Ok(self.revision)
-        {
-            bail!(
-                "desired revision ({}) is different from the running revision ({revision})",
-                self.revision
-            );
-        }
+        self.check_revision(object)?;
         let (line, done) = progress(object)?;
         if line != *said {
             println!("{line}");
             *said = line;
         }
         Ok(done)
+    }
+
+    fn check_revision(&self, object: &Value) -> Result<()> {
+        if self.revision == 0 || object["kind"] != "Deployment" {
+            return Ok(());
+        }
+        let running = object["metadata"]["annotations"][REVISION].as_str();
+        let running: i64 = running.unwrap_or("0").parse().unwrap_or(0);
+        if running != self.revision {
+            bail!(
+                "desired revision ({}) is different from the running revision ({running})",
+                self.revision
+            );
+        }
+        Ok(())
     }
 }
 

@@ -1,5 +1,7 @@
 //! `kubectl explain`: documentation of a kind and its fields from the server's OpenAPI.
 
+mod openapi_v2;
+
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::Value;
@@ -21,7 +23,7 @@ pub(crate) struct Explain {
     /// Print the names of all fields, recursively
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// plaintext, or plaintext-openapiv2, which is the same
+    /// plaintext, or plaintext-openapiv2 for the layout of older versions
     #[arg(short, long, default_value = "plaintext")]
     output: String,
 }
@@ -36,6 +38,10 @@ impl Explain {
                 "You must specify the type of resource to explain. Use \"kubectl api-resources\" for a complete list of supported resources."
             );
         };
+        let is_v2 = self.output == "plaintext-openapiv2" || lacks_openapi_v3(session).await;
+        if is_v2 {
+            return self.explain_v2(session, word).await;
+        }
         let (resource, fields) = self.resolve(session, word).await?;
         let path = match resource.group.as_str() {
             "" => format!("/openapi/v3/api/{}", resource.version),
@@ -78,17 +84,37 @@ impl Explain {
         Ok(())
     }
 
+    async fn explain_v2(&self, session: &Session, word: &str) -> Result<()> {
+        let (resource, path) = match &self.api_version {
+            None => self.resolve(session, word).await?,
+            Some(_) => {
+                let (first, resource) = preferred(session, word).await?;
+                (resource, fields(&word[first.len()..]))
+            }
+        };
+        let (group, version) = match &self.api_version {
+            None => (resource.group.as_str(), resource.version.as_str()),
+            Some(version) => version.split_once('/').unwrap_or(("", version)),
+        };
+        let gvk = openapi_v2::Gvk {
+            group,
+            version,
+            kind: &resource.kind,
+        };
+        let document = session
+            .api
+            .get_as("/openapi/v2", "application/json")
+            .await?;
+        print!(
+            "{}",
+            openapi_v2::explain(&document, &gvk, &path, self.recursive)?
+        );
+        Ok(())
+    }
+
     /// The resource, and the field path after it.
     async fn resolve(&self, session: &Session, word: &str) -> Result<(Resource, Vec<String>)> {
-        let first = word.split('.').next().unwrap_or_default();
-        if first.is_empty() {
-            bail!("invalid jsonpath syntax, first node must be field node");
-        }
-        let Ok(resource) = session.discovery.resolve(first).await else {
-            let error = format!("the server doesn't have a resource type {first:?}");
-            // Printed without the prefix of other errors.
-            return Err(crate::error::Plain(error).into());
-        };
+        let (first, resource) = preferred(session, word).await?;
         let all = session.discovery.resources().await?;
         let Some(version) = &self.api_version else {
             return Ok(split(word, resource, &all));
@@ -109,6 +135,28 @@ impl Explain {
             fields(&word[first.len()..]),
         ))
     }
+}
+
+/// The first part of a path like `pods.spec`, and its resource.
+async fn preferred<'a>(session: &Session, word: &'a str) -> Result<(&'a str, Resource)> {
+    let first = word.split('.').next().unwrap_or_default();
+    if first.is_empty() {
+        bail!("invalid jsonpath syntax, first node must be field node");
+    }
+    match session.discovery.resolve(first).await {
+        Ok(resource) => Ok((first, resource)),
+        Err(_) => {
+            let error = format!("the server doesn't have a resource type {first:?}");
+            // Printed without the prefix of other errors.
+            Err(crate::error::Plain(error).into())
+        }
+    }
+}
+
+/// Whether the server has no OpenAPI v3 documents.
+async fn lacks_openapi_v3(session: &Session) -> bool {
+    let index = session.api.get_as("/openapi/v3", "application/json").await;
+    index.is_err()
 }
 
 /// `.spec.replicas` as its parts.
