@@ -337,8 +337,18 @@ const HERE: &[(&str, i64)] = &[
     ("vserver", libc::SYS_vserver),
 ];
 
-/// Calls of this architecture only.
-#[cfg(not(target_arch = "x86_64"))]
+/// Calls that 64-bit ARM has too, but whose numbers libc does not name there. glibc and musl rename
+/// files with `renameat`.
+#[cfg(target_arch = "aarch64")]
+const HERE: &[(&str, i64)] = &[
+    ("fchmodat2", 452),
+    ("getrlimit", 163),
+    ("renameat", 38),
+    ("setrlimit", 164),
+    ("sync_file_range", 84),
+];
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const HERE: &[(&str, i64)] = &[];
 
 #[cfg(test)]
@@ -349,6 +359,8 @@ mod tests {
     fn names_have_the_kernels_numbers() {
         assert_eq!(number("read"), Some(libc::SYS_read));
         assert_eq!(number("clone3"), Some(libc::SYS_clone3));
+        // Both architectures have it, under different numbers.
+        assert!(number("renameat").is_some());
         assert_eq!(number("no_such_call"), None);
     }
 
