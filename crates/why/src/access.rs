@@ -90,20 +90,38 @@ impl Access {
         })
     }
 
-    /// The same for the whole cluster, if the resource is cluster-scoped.
-    fn in_scope(mut self, known: &[APIResource]) -> Self {
-        if let What::Resource {
+    /// The same with the group and plural of the resource, which may be a kind, a singular or a short
+    /// name, and for the whole cluster, if the resource is cluster-scoped.
+    fn resolved(mut self, known: &[GroupResource]) -> Self {
+        let What::Resource {
+            group,
             resource,
             namespace,
             ..
         } = &mut self.what
-            && known
-                .iter()
-                .any(|one| one.name == *resource && !one.namespaced)
-        {
-            *namespace = None;
+        else {
+            return self;
+        };
+        let is_meant = |one: &&GroupResource| one.has_name(resource);
+        if let Some(found) = known.iter().find(is_meant) {
+            group.clone_from(&found.group);
+            resource.clone_from(&found.resource.name);
+            if !found.resource.namespaced {
+                *namespace = None;
+            }
         }
         self
+    }
+
+    /// Whether the server has no such resource, as far as discovery tells.
+    fn is_unknown(&self, known: &[GroupResource]) -> bool {
+        match &self.what {
+            What::Path(_) => false,
+            What::Resource { resource, .. } => {
+                let has_it = known.iter().any(|one| one.has_name(resource));
+                resource != "*" && !known.is_empty() && !has_it
+            }
+        }
     }
 
     fn review(&self) -> SubjectAccessReview {
@@ -283,41 +301,78 @@ fn account_groups(user: &str) -> Vec<String> {
     }
 }
 
-/// The resources of the group that was asked about; none if discovery fails.
-async fn resources(client: &kube::Client, asked: &Access) -> Vec<APIResource> {
-    let lists = match &asked.what {
+/// A resource and its group.
+#[derive(Debug, Clone)]
+struct GroupResource {
+    group: String,
+    resource: APIResource,
+}
+
+impl GroupResource {
+    /// Whether the resource is called so: by plural, singular, kind or short name.
+    fn has_name(&self, name: &str) -> bool {
+        let resource = &self.resource;
+        let name = name.to_lowercase();
+        let is_short = |short: &String| *short == name;
+        resource.name == name
+            || resource.singular_name == name
+            || resource.kind.to_lowercase() == name
+            || resource.short_names.iter().flatten().any(is_short)
+    }
+}
+
+/// The resources that the question may be about: of its group, or else of all groups, core first.
+/// None if discovery fails.
+async fn resources(client: &kube::Client, asked: &Access) -> Vec<GroupResource> {
+    let wanted = match &asked.what {
         What::Path(_) => return Vec::new(),
-        What::Resource { group, .. } if group.is_empty() => {
-            vec![client.list_core_api_resources("v1").await]
-        }
-        What::Resource { group, .. } => {
-            let groups = client.list_api_groups().await.unwrap_or_default().groups;
-            let mut lists = Vec::new();
-            for found in groups.into_iter().filter(|found| found.name == *group) {
-                for version in found.versions {
-                    let version = version.group_version;
-                    lists.push(client.list_api_group_resources(&version).await);
-                }
-            }
-            lists
-        }
+        What::Resource { group, .. } => group,
     };
-    lists
-        .into_iter()
-        .flatten()
-        .flat_map(|list| list.resources)
-        .collect()
+    let of_group = |group: &str, resources: Vec<APIResource>| {
+        let is_whole = |resource: &APIResource| !resource.name.contains('/');
+        let found = |resource| GroupResource {
+            group: group.to_owned(),
+            resource,
+        };
+        let whole = resources.into_iter().filter(is_whole);
+        whole.map(found).collect::<Vec<_>>()
+    };
+    let mut known = Vec::new();
+    if wanted.is_empty()
+        && let Ok(core) = client.list_core_api_resources("v1").await
+    {
+        known.extend(of_group("", core.resources));
+        if !asked.is_unknown(&known) {
+            return known;
+        }
+    }
+    let groups = client.list_api_groups().await.unwrap_or_default().groups;
+    let is_wanted = |name: &str| wanted.is_empty() || name == wanted;
+    for group in groups.into_iter().filter(|group| is_wanted(&group.name)) {
+        for version in &group.versions {
+            let version = &version.group_version;
+            if let Ok(list) = client.list_api_group_resources(version).await {
+                known.extend(of_group(&group.name, list.resources));
+            }
+        }
+    }
+    known
 }
 
 pub(crate) async fn answer(client: &kube::Client, asked: &Access) -> Result<Answer> {
-    let asked = &asked.clone().in_scope(&resources(client, asked).await);
+    let known = resources(client, asked).await;
+    let asked = &asked.clone().resolved(&known);
     let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
     let review = reviews
         .create(&PostParams::default(), &asked.review())
         .await?;
     let roles: Api<ClusterRole> = Api::all(client.clone());
     let roles = roles.list(&ListParams::default()).await?;
-    Ok(explain(asked, &review.status.unwrap_or_default(), &roles))
+    let answer = explain(asked, &review.status.unwrap_or_default(), &roles);
+    Ok(match asked.is_unknown(&known) {
+        true => answer.because("the server has no resource of this name"),
+        false => answer,
+    })
 }
 
 fn explain(asked: &Access, status: &SubjectAccessReviewStatus, roles: &[ClusterRole]) -> Answer {
@@ -411,8 +466,8 @@ mod tests {
         let known = json!([
             {"name": "pods", "singularName": "pod", "kind": "Pod", "namespaced": true, "verbs": []},
             {"name": "nodes", "singularName": "node", "kind": "Node", "namespaced": false, "verbs": []}]);
-        let known: Vec<APIResource> = serde_json::from_value(known).unwrap();
-        let nodes = asked("alice", "delete", "nodes", None).in_scope(&known);
+        let known = of_core(known);
+        let nodes = asked("alice", "delete", "nodes", None).resolved(&known);
         let attributes = nodes.review().spec.resource_attributes.unwrap();
         assert_eq!(attributes.namespace, None);
         let text = explain(&nodes, &SubjectAccessReviewStatus::default(), &[]).to_string();
@@ -424,7 +479,32 @@ mod tests {
             assert!(text.contains(part), "{part:?} is missing in:\n{text}");
         }
         let pods = asked("alice", "delete", "pods", None);
-        assert_eq!(pods.clone().in_scope(&known), pods);
+        assert_eq!(pods.clone().resolved(&known), pods);
+    }
+
+    fn of_core(resources: serde_json::Value) -> Vec<GroupResource> {
+        let resources: Vec<APIResource> = serde_json::from_value(resources).unwrap();
+        let found = |resource| GroupResource {
+            group: String::new(),
+            resource,
+        };
+        resources.into_iter().map(found).collect()
+    }
+
+    #[test]
+    fn a_resource_is_found_by_its_short_name_in_another_group() {
+        let deployments = json!({"name": "deployments", "singularName": "deployment", "kind": "Deployment",
+            "shortNames": ["deploy"], "namespaced": true, "verbs": []});
+        let mut known = of_core(json!([deployments]));
+        known[0].group = "apps".to_owned();
+        for name in ["deploy", "deployments", "deployment", "Deployment"] {
+            let resolved = asked("alice", "get", name, None).resolved(&known);
+            assert_eq!(resolved, asked("alice", "get", "deployments.apps", None));
+            assert!(!resolved.is_unknown(&known));
+        }
+        assert!(asked("alice", "get", "deploys", None).is_unknown(&known));
+        assert!(!asked("alice", "get", "*", None).is_unknown(&known));
+        assert!(!asked("alice", "get", "/healthz", None).is_unknown(&known));
     }
 
     #[test]
