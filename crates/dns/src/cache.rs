@@ -19,6 +19,8 @@ use crate::{
     hosts::within,
 };
 
+/// The interval of walks over all answers of a full cache.
+const SWEEP_SECONDS: i64 = 1;
 /// The TTL of a stale answer.
 const STALE_TTL: u32 = 30;
 /// Longer replies are not cached, which bounds the memory of the cache: the server of a name chooses
@@ -49,11 +51,12 @@ struct Entry {
     denial: bool,
 }
 
-#[derive(Default)]
 struct Entries<K> {
     by_key: HashMap<K, Entry>,
     /// The number of answers with records, and of denials.
     counts: [usize; 2],
+    /// When expired answers were dropped last.
+    swept: Timestamp,
 }
 
 /// The cache.
@@ -70,6 +73,7 @@ impl<K: Hash + Eq + Clone> Cache<K> {
         let entries = Entries {
             by_key: HashMap::new(),
             counts: [0; 2],
+            swept: Timestamp::UNIX_EPOCH,
         };
         Self {
             clock,
@@ -168,15 +172,14 @@ impl<K: Hash + Eq + Clone> Entries<K> {
         }
     }
 
-    /// Drops expired answers; if there are none, any one.
+    /// Drops expired answers; if there are none, any one. All clients wait meanwhile, so that a client that fills the
+    /// cache with names of its own causes a walk over all answers at most once a second.
     fn make_room(&mut self, denial: bool, capacity: usize, now: Timestamp) {
-        let is_over = |entry: &Entry| {
-            entry.denial == denial
-                && now.duration_since(entry.stored).as_secs() >= i64::from(entry.life)
-        };
-        self.by_key.retain(|_, entry| !is_over(entry));
-        let left = self.by_key.values().filter(|entry| entry.denial == denial);
-        self.counts[usize::from(denial)] = left.count();
+        let since = now.duration_since(self.swept);
+        if since.is_negative() || since.as_secs() >= SWEEP_SECONDS {
+            self.swept = now;
+            self.drop_expired(denial, now);
+        }
         if self.counts[usize::from(denial)] >= capacity {
             let mut same = self
                 .by_key
@@ -186,6 +189,18 @@ impl<K: Hash + Eq + Clone> Entries<K> {
                 self.remove(&any);
             }
         }
+    }
+}
+
+impl<K> Entries<K> {
+    fn drop_expired(&mut self, denial: bool, now: Timestamp) {
+        let count = &mut self.counts[usize::from(denial)];
+        self.by_key.retain(|_, entry| {
+            let age = now.duration_since(entry.stored).as_secs();
+            let is_over = entry.denial == denial && age >= i64::from(entry.life);
+            *count -= usize::from(is_over);
+            !is_over
+        });
     }
 }
 
@@ -414,5 +429,23 @@ mod tests {
             keep(&cache, key, &reply(&[10]).to_vec().unwrap());
             assert!(cache.len() <= 3);
         }
+    }
+
+    #[test]
+    fn a_full_cache_is_walked_once_a_second_and_never_overfull() {
+        let (cache, clock) = cache();
+        for key in ["a", "b", "c", "d"] {
+            keep(&cache, key, &reply(&[1]).to_vec().unwrap());
+        }
+        assert_eq!(cache.len(), 3);
+        // Expired now, and the last walk is a second ago.
+        clock.advance(Duration::from_secs(1));
+        keep(&cache, "e", &reply(&[10]).to_vec().unwrap());
+        assert_eq!(cache.len(), 1);
+        keep(&cache, "none", &absence(1).to_vec().unwrap());
+        for key in ["f", "g", "h", "i"] {
+            keep(&cache, key, &reply(&[10]).to_vec().unwrap());
+        }
+        assert_eq!(cache.len(), 4, "denials have room of their own");
     }
 }

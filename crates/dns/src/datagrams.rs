@@ -22,7 +22,7 @@ use crate::{
     answers::{Answers, Arrival, Resolved},
     chain::{Block, Chain},
     cluster::Cluster,
-    memo::{Memo, MemoEntry, Outcome, Template},
+    memo::{Memo, MemoEntry, Outcome},
     metrics::{Labels, Tally},
     reply::{self, Step, Transport, encode},
     wire::{self, Plain},
@@ -192,10 +192,8 @@ impl Worker {
                 let Some(bytes) = encode(reply, limit) else {
                     return;
                 };
-                if let Some(question) = question
-                    && let Some(template) = Template::new(&bytes, question)
-                {
-                    self.memo.keep(question, limit, Outcome::Reply(template));
+                if let Some(question) = question {
+                    self.memo.keep_reply(request, question, limit, &bytes);
                 }
                 self.outbox.buffer().extend_from_slice(&bytes);
                 self.reply(chain, request, asked);

@@ -6,8 +6,11 @@ use std::collections::HashMap;
 
 use crate::wire::{Plain, readdress};
 
-/// The maximum number of questions; then all are dropped.
+/// The maximum number of questions, and of bytes of their replies; then all are dropped.
 const CAPACITY: usize = 8192;
+const CAPACITY_BYTES: usize = 8 << 20;
+/// How many replies are kept to a question whose records cannot be rotated in place.
+const VARIANTS: u16 = 8;
 /// A compression pointer to the question's name.
 const TO_QUESTION: [u8; 2] = [0xc0, 12];
 
@@ -16,6 +19,9 @@ const TO_QUESTION: [u8; 2] = [0xc0, 12];
 pub enum Outcome {
     /// This reply.
     Reply(Template),
+    /// One of several replies, by the id of the request: it was truncated, or its records have different lengths, and
+    /// clients should not all use the same first record.
+    Varying,
     /// To be forwarded by this block.
     Forward(usize),
 }
@@ -29,7 +35,16 @@ pub struct Template {
 }
 
 impl Template {
-    /// From the reply to a plain request. `None` if it cannot be reused.
+    /// From the reply to a plain request, without rotation. `None` if it is about another question.
+    pub fn fixed(reply: &[u8], question: &Plain<'_>) -> Option<Self> {
+        let is_same = reply.get(12..12 + question.name.len())? == question.name;
+        is_same.then(|| Self {
+            bytes: reply.into(),
+            turns: None,
+        })
+    }
+
+    /// From the reply to a plain request. `None` if its records cannot be rotated in place.
     pub fn new(reply: &[u8], question: &Plain<'_>) -> Option<Self> {
         let header = reply.first_chunk::<12>()?;
         let truncated = header[2] & 2 != 0;
@@ -64,6 +79,21 @@ impl Template {
     }
 }
 
+impl Outcome {
+    fn length(&self) -> usize {
+        match self {
+            Self::Reply(template) => template.bytes.len(),
+            Self::Varying | Self::Forward(_) => 0,
+        }
+    }
+}
+
+/// Which of the replies to a question a request gets.
+fn variant(request: &[u8]) -> Option<u8> {
+    let id = u16::from_be_bytes(*request.first_chunk()?);
+    u8::try_from(id % VARIANTS).ok()
+}
+
 /// Whether all answers have the question's name and the same length.
 fn alike(reply: &[u8], start: usize, count: usize) -> Option<(usize, usize, usize)> {
     let first = reply.get(start..)?.first_chunk::<12>()?;
@@ -84,6 +114,8 @@ pub struct Memo {
     /// The generation of the replies.
     generation: u64,
     outcomes: HashMap<Box<[u8]>, Outcome>,
+    /// The bytes of all keys and replies.
+    bytes: usize,
     key: Vec<u8>,
 }
 
@@ -100,8 +132,13 @@ impl Memo {
     pub fn enter(&mut self, generation: u64) {
         if self.generation != generation {
             self.generation = generation;
-            self.outcomes.clear();
+            self.clear();
         }
+    }
+
+    /// The generation of its replies.
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// Looks a question up, and writes the reply if there is one.
@@ -113,7 +150,13 @@ impl Memo {
         reply: &mut Vec<u8>,
     ) -> Option<MemoEntry> {
         self.set_key(question, limit);
-        match self.outcomes.get(self.key.as_slice())? {
+        let mut outcome = self.outcomes.get(self.key.as_slice())?;
+        if *outcome == Outcome::Varying {
+            self.key.push(variant(request)?);
+            outcome = self.outcomes.get(self.key.as_slice())?;
+        }
+        match outcome {
+            Outcome::Varying => None,
             Outcome::Forward(block) => Some(MemoEntry::Forward(*block)),
             Outcome::Reply(template) => {
                 template.write(request, question, reply)?;
@@ -122,13 +165,40 @@ impl Memo {
         }
     }
 
+    /// Stores the reply to a question.
+    pub fn keep_reply(&mut self, request: &[u8], question: &Plain<'_>, limit: usize, reply: &[u8]) {
+        if let Some(template) = Template::new(reply, question) {
+            self.keep(question, limit, Outcome::Reply(template));
+        } else if let Some(template) = Template::fixed(reply, question)
+            && let Some(variant) = variant(request)
+        {
+            self.keep(question, limit, Outcome::Varying);
+            self.key.push(variant);
+            self.insert(Outcome::Reply(template));
+        }
+    }
+
     /// Stores the result of a question.
     pub fn keep(&mut self, question: &Plain<'_>, limit: usize, outcome: Outcome) {
-        if self.outcomes.len() >= CAPACITY {
-            self.outcomes.clear();
-        }
         self.set_key(question, limit);
-        self.outcomes.insert(self.key.as_slice().into(), outcome);
+        self.insert(outcome);
+    }
+
+    fn insert(&mut self, outcome: Outcome) {
+        let length = self.key.len() + outcome.length();
+        if self.outcomes.len() >= CAPACITY || self.bytes + length > CAPACITY_BYTES {
+            self.clear();
+        }
+        self.bytes += length;
+        let before = self.outcomes.insert(self.key.as_slice().into(), outcome);
+        if let Some(before) = before {
+            self.bytes -= self.key.len() + before.length();
+        }
+    }
+
+    fn clear(&mut self) {
+        self.outcomes.clear();
+        self.bytes = 0;
     }
 
     fn set_key(&mut self, question: &Plain<'_>, limit: usize) {

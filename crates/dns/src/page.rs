@@ -9,6 +9,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use network::ClientShares;
 use stdx::exposition::TEXT;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -20,8 +21,9 @@ use tracing::{debug, warn};
 const IDLE: Duration = Duration::from_secs(30);
 /// The delay before a used port is tried again.
 const AGAIN: Duration = Duration::from_secs(5);
-/// The maximum number of connections.
-const AT_ONCE: usize = 16;
+/// The maximum number of connections, and of those per client address.
+const AT_ONCE: usize = 64;
+const PER_CLIENT: usize = 8;
 
 /// Makes the metrics page.
 pub(crate) type Page = Arc<dyn Fn() -> String + Send + Sync>;
@@ -35,16 +37,23 @@ pub(crate) async fn serve(address: SocketAddr, page: Page, context: lifecycle::C
         }
         tokio::time::sleep(AGAIN).await;
     };
-    let limit = Arc::new(Semaphore::new(AT_ONCE));
+    let (limit, clients) = (
+        Arc::new(Semaphore::new(AT_ONCE)),
+        ClientShares::new(PER_CLIENT),
+    );
     loop {
         let Ok(permit) = limit.clone().acquire_owned().await else {
             return;
         };
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok((stream, from)) => {
+                let Some(share) = clients.enter(from.ip()) else {
+                    debug!(%from, "too many connections of one client");
+                    continue;
+                };
                 let page = page.clone();
                 context.spawn("metrics", async move {
-                    let _permit = permit;
+                    let _held = (permit, share);
                     connection(page, stream).await;
                 });
             }

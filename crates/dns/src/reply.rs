@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hickory_proto::{
     op::{Edns, Message, MessageType, OpCode, Query, ResponseCode},
-    rr::{DNSClass, Record},
+    rr::{DNSClass, Record, RecordType},
 };
 
 use crate::{
@@ -96,7 +96,8 @@ fn decide_request(chain: &Chain, cluster: &Cluster, request: Message) -> Step {
     if question.query_class() != DNSClass::IN {
         return refuse(reply, ResponseCode::Refused);
     }
-    let Some(block) = chain.block(question.name()) else {
+    let is_transfer = matches!(question.query_type(), RecordType::AXFR | RecordType::IXFR);
+    let Some(block) = chain.block(question.name()).filter(|_| !is_transfer) else {
         return refuse(reply, ResponseCode::Refused);
     };
     let Ok((changed, undo)) = rewrite::apply(&block.rewrites, question) else {

@@ -1,7 +1,7 @@
 //! Answers names of the cluster's zone, by the Kubernetes DNS specification. Pure.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
@@ -21,6 +21,8 @@ use crate::{
 
 /// The default TTL in seconds. Short, since endpoints change.
 pub const TTL: u32 = 5;
+/// Namespace and name of the cluster's DNS Service.
+const DNS_SERVICE: (&str, &str) = ("kube-system", "kube-dns");
 /// The version of the specification.
 const SPECIFICATION: &str = "1.1.0";
 
@@ -154,6 +156,7 @@ impl Zone {
             [] => self.apex(&name, kind),
             ["svc" | "pod"] => Answer::nothing(),
             ["dns-version"] => version(&name, kind),
+            ["ns", "dns"] => name_server(cluster, &name, kind),
             [namespace, "svc"] => existing(cluster.has_services_in(namespace)),
             [namespace, "pod"] => existing(cluster.has_services_in(namespace)),
             [_, _, "pod"] if !self.settings.pods => Answer::NoName,
@@ -217,7 +220,8 @@ impl Zone {
             [port, protocol] if is_protocol(protocol) => {
                 self.named_port(asked, &service, &backends, port, protocol)
             }
-            [label] if is_headless(&service) => endpoint(asked, &backends, label),
+            // Also for a Service with a cluster IP, as CoreDNS does.
+            [label] => endpoint(asked, &self.endpoints(cluster, asked), label),
             _ => Answer::NoName,
         }
     }
@@ -240,6 +244,11 @@ impl Zone {
                 ports: None,
             }];
         }
+        self.endpoints(cluster, asked)
+    }
+
+    /// The published endpoints of a Service.
+    fn endpoints(&self, cluster: &Cluster, asked: &ServiceQuestion<'_>) -> Vec<Backend> {
         let mut backends: Vec<Backend> = Vec::new();
         for slice in cluster.slices_of(asked.namespace, asked.service) {
             let numbers: Vec<(String, String, u16)> = slice
@@ -410,6 +419,14 @@ fn version(name: &Name, kind: RecordType) -> Answer {
     Answer::records(vec![Record::from_rdata(name.clone(), TTL, text)])
 }
 
+/// The addresses of the name in the zone's NS record: those of the cluster's DNS Service.
+fn name_server(cluster: &Cluster, name: &Name, kind: RecordType) -> Answer {
+    let (namespace, service) = DNS_SERVICE;
+    let service = cluster.services.get(namespace, service);
+    let ips = service.map(|service| cluster_ips(&service));
+    Answer::records(addresses(name, kind, ips.unwrap_or_default()))
+}
+
 fn addresses(name: &Name, kind: RecordType, ips: impl IntoIterator<Item = IpAddr>) -> Vec<Record> {
     let data = ips.into_iter().filter_map(|ip| match (ip, kind) {
         (IpAddr::V4(ip), RecordType::A | RecordType::ANY) => Some(RData::A(A(ip))),
@@ -519,12 +536,11 @@ fn srv(
     };
     let records = targets.iter().map(record).collect();
     let mut additional: Vec<Record> = Vec::new();
+    let mut seen = HashSet::new();
     for (_, backend) in &targets {
-        for record in addresses(&backend.name, RecordType::ANY, backend.ips.iter().copied()) {
-            if !additional.contains(&record) {
-                additional.push(record);
-            }
-        }
+        let new = backend.ips.iter().copied();
+        let new = new.filter(|ip| seen.insert((&backend.name, *ip)));
+        additional.extend(addresses(&backend.name, RecordType::ANY, new));
     }
     Answer::Records {
         records,

@@ -169,7 +169,13 @@ async fn names_are_resolved_as_in_the_dns_specification() {
         ("db-2.db.default.svc.cluster.local.", A, "NXDomain"),
         ("10-42-0-2.db.default.svc.cluster.local.", A, "ok 10.42.0.2"),
         ("idle.default.svc.cluster.local.", A, "NXDomain"),
-        ("10-42-0-7.web.default.svc.cluster.local.", A, "NXDomain"),
+        // Endpoints of a Service with an address.
+        (
+            "10-42-0-7.web.default.svc.cluster.local.",
+            A,
+            "ok 10.42.0.7",
+        ),
+        ("10-42-0-8.web.default.svc.cluster.local.", A, "NXDomain"),
         // Ports.
         (
             "_http._tcp.web.default.svc.cluster.local.",
@@ -201,6 +207,7 @@ async fn names_are_resolved_as_in_the_dns_specification() {
         ("pod.cluster.local.", A, "ok"),
         ("cluster.local.", A, "ok"),
         ("cluster.local.", NS, "ok ns.dns.cluster.local."),
+        ("ns.dns.cluster.local.", A, "ok"),
         ("foo.cluster.local.", A, "NXDomain"),
         ("dns-version.cluster.local.", TXT, "ok 1.1.0"),
         // CNAMEs.
@@ -267,6 +274,75 @@ async fn a_reply_has_the_clients_id_question_and_extension() {
     assert_eq!(reply.queries, request.queries);
     assert!(reply.metadata.recursion_desired && reply.metadata.recursion_available);
     assert!(reply.edns.is_some());
+}
+
+#[tokio::test]
+async fn zone_transfers_are_refused() {
+    for (name, kind) in [
+        ("cluster.local.", RecordType::AXFR),
+        ("web.default.svc.cluster.local.", RecordType::IXFR),
+        ("example.org.", RecordType::AXFR),
+    ] {
+        let reply = reply_to(&request(name, kind));
+        assert_eq!(
+            reply.metadata.response_code,
+            ResponseCode::Refused,
+            "{name}"
+        );
+        assert!(reply.answers.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn the_name_server_of_the_zone_has_the_addresses_of_the_dns_service() {
+    let cluster = cluster();
+    let service = json!({"metadata": {"name": "kube-dns", "namespace": "kube-system", "uid": "dns"},
+        "spec": {"clusterIP": "10.43.0.10", "clusterIPs": ["10.43.0.10"], "ports": [{"port": 53}]}});
+    cluster
+        .services
+        .upsert(serde_json::from_value(service).unwrap());
+    let request = request("ns.dns.cluster.local.", RecordType::A);
+    let Step::Send(reply) = decide(&zone(), &cluster, &request.to_vec().unwrap()) else {
+        panic!()
+    };
+    assert_eq!(reply.answers[0].data.to_string(), "10.43.0.10");
+}
+
+#[tokio::test]
+async fn replies_that_cannot_be_rotated_are_remembered_in_several_orders() {
+    let cluster = cluster();
+    let endpoints: Value = (0..200)
+        .map(|number| json!({"addresses": [format!("10.42.1.{number}")]}))
+        .collect();
+    put_slice(&cluster, "db", endpoints);
+    for (name, kind) in [
+        ("db.default.svc.cluster.local.", RecordType::A),
+        ("_http._tcp.db.default.svc.cluster.local.", RecordType::SRV),
+    ] {
+        let (mut memo, mut firsts) = (Memo::default(), std::collections::BTreeSet::new());
+        memo.enter(1);
+        for id in 0..64 {
+            let mut message = request(name, kind);
+            message.metadata.id = id;
+            let bytes = message.to_vec().unwrap();
+            let question = wire::plain(&bytes).unwrap();
+            let mut reply = Vec::new();
+            let found = memo.find(&bytes, &question, 512, &mut reply);
+            assert_eq!(found.is_some(), id >= 8, "{name} {id}");
+            if found.is_none() {
+                let Step::Send(made) = decide(&zone(), &cluster, &bytes) else {
+                    panic!()
+                };
+                reply = encode(made, 512).unwrap();
+                memo.keep_reply(&bytes, &question, 512, &reply);
+            }
+            let read = Message::from_vec(&reply).unwrap();
+            assert_eq!(read.metadata.id, id);
+            assert!(read.metadata.truncation && !read.answers.is_empty());
+            firsts.insert(read.answers[0].data.to_string());
+        }
+        assert_eq!(firsts.len(), 8, "{name}: {firsts:?}");
+    }
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@
 pub mod announce;
 mod check_timer;
 mod cleanup;
+mod client_shares;
 mod cni;
 pub mod cni_plugin;
 mod conflicts;
@@ -26,8 +27,8 @@ pub mod netns;
 pub mod nft;
 mod notices;
 mod overlay;
-mod routed;
 mod overlay_table;
+mod routed;
 pub mod routes;
 mod rules;
 mod shape;
@@ -42,6 +43,7 @@ use std::{
 use async_trait::async_trait;
 pub use check_timer::CheckTimer;
 pub use cleanup::cleanup;
+pub use client_shares::{ClientShares, Share};
 pub use cni::{CniConfig, CniNetwork, cleanup_cni};
 pub use conflicts::conflicts;
 pub use drift::has_drifted;

@@ -1,7 +1,7 @@
-//! The proxy's health in kube-proxy's terms: whether it keeps up with changes, the local endpoints
-//! of Services with policy Local, and its metrics. No sockets here.
+//! The proxy's health in kube-proxy's terms: whether it keeps up with changes, and the local endpoints
+//! of Services with policy Local. No sockets here.
 
-use std::{collections::BTreeMap, fmt::Write, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use http::StatusCode;
 use jiff::Timestamp;
@@ -11,13 +11,14 @@ use serde_json::{Value, json};
 use stdx::Clock;
 use tokio::sync::watch;
 
-use crate::ruleset::ServiceKey;
+use crate::{
+    metrics::{Metrics, Sync},
+    ruleset::ServiceKey,
+};
 
 /// The proxy is unhealthy if changes wait longer than this.
 const LATE: Duration = Duration::from_secs(60);
 const LEAVING: &str = "ToBeDeletedByClusterAutoscaler";
-/// The histogram's bounds: powers of two from a millisecond.
-const BUCKETS: usize = 15;
 
 /// The health check of a Service, which load balancers query at its port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +43,8 @@ pub struct Answer {
 /// Written by the proxy, shown by the servers.
 pub struct Health {
     clock: Arc<dyn Clock>,
+    /// The figures of `/metrics`.
+    pub metrics: Metrics,
     /// Guards everything that is shown; held only briefly.
     state: Mutex<State>,
     /// The ports of health checks, for the servers that listen there.
@@ -55,26 +58,14 @@ struct State {
     queued: Option<Timestamp>,
     eligible: bool,
     checks: BTreeMap<ServiceKey, Check>,
-    figures: Figures,
-}
-
-#[derive(Default)]
-struct Figures {
-    buckets: [u64; BUCKETS],
-    count: u64,
-    seconds: f64,
-    failures: u64,
-    service_changes: u64,
-    endpoint_changes: u64,
-    /// Responses by path and code.
-    answers: BTreeMap<(&'static str, u16), u64>,
 }
 
 impl Health {
     /// Healthy until changes wait.
-    pub fn new(clock: Arc<dyn Clock>) -> Self {
+    pub fn new(clock: Arc<dyn Clock>, metrics: Metrics) -> Self {
         Self {
             clock,
+            metrics,
             state: Mutex::default(),
             ports: watch::Sender::default(),
         }
@@ -86,28 +77,18 @@ impl Health {
         let mut state = self.state.lock();
         state.queued = Some(now);
         state.pending_since.get_or_insert(now);
-        state.figures.service_changes += services as u64;
-        state.figures.endpoint_changes += slices as u64;
+        drop(state);
+        self.metrics.queued(services, slices);
     }
 
     /// All changes are applied; it took this long.
-    pub fn updated(&self, took: Duration) {
+    pub fn updated(&self, sync: Sync, took: Duration) {
         let now = self.clock.now();
         let mut state = self.state.lock();
         state.updated = Some(now);
         state.pending_since = None;
-        let figures = &mut state.figures;
-        figures.count += 1;
-        figures.seconds += took.as_secs_f64();
-        let bucket = (0..BUCKETS).find(|bucket| took <= bound(*bucket));
-        if let Some(bucket) = bucket {
-            figures.buckets[bucket] += 1;
-        }
-    }
-
-    /// A batch was rejected.
-    pub fn failed(&self) {
-        self.state.lock().figures.failures += 1;
+        drop(state);
+        self.metrics.synced(sync, took);
     }
 
     /// Updates whether this node accepts new connections of load balancers.
@@ -148,13 +129,13 @@ impl Health {
 
     /// `/healthz` also depends on the node, `/livez` only on the proxy.
     pub fn answer(&self, path: &str) -> Option<Answer> {
-        let (path, with_node) = match path {
-            "/healthz" => ("healthz", true),
-            "/livez" => ("livez", false),
+        let with_node = match path {
+            "/healthz" => true,
+            "/livez" => false,
             _ => return None,
         };
         let now = self.clock.now();
-        let mut state = self.state.lock();
+        let state = self.state.lock();
         let healthy = self.is_healthy(&state);
         let ok = healthy && (state.eligible || !with_node);
         let code = if ok {
@@ -162,11 +143,7 @@ impl Health {
         } else {
             StatusCode::SERVICE_UNAVAILABLE
         };
-        *state
-            .figures
-            .answers
-            .entry((path, code.as_u16()))
-            .or_default() += 1;
+        self.metrics.answered(!with_node, code.as_u16());
         let updated = if ok { Some(now) } else { state.updated };
         let mut body = json!({
             "lastUpdated": updated.unwrap_or_default().to_string(),
@@ -205,73 +182,13 @@ impl Health {
     }
 
     /// The metrics page.
-    pub fn metrics(&self) -> String {
-        let state = self.state.lock();
-        let figures = &state.figures;
-        let mut page = Page::default();
-        page.histogram(figures);
-        let seconds = |time: Option<Timestamp>| {
-            time.map_or(0.0, |time| time.as_millisecond() as f64 / 1000.0)
+    pub fn page(&self) -> String {
+        let (queued, updated) = {
+            let state = self.state.lock();
+            (state.queued, state.updated)
         };
-        let gauges = [
-            (
-                "last_timestamp_seconds",
-                "The last time proxy rules were synced",
-                state.updated,
-            ),
-            (
-                "last_queued_timestamp_seconds",
-                "The last time a sync of proxy rules was queued",
-                state.queued,
-            ),
-        ];
-        for (name, help, time) in gauges {
-            page.single(
-                &format!("sync_proxy_rules_{name}"),
-                "gauge",
-                help,
-                seconds(time),
-            );
-        }
-        let counters = [
-            (
-                "nftables_sync_failures_total",
-                "Batches that nftables refused",
-                figures.failures,
-            ),
-            (
-                "service_changes_total",
-                "Changes of Services",
-                figures.service_changes,
-            ),
-            (
-                "endpoint_changes_total",
-                "Changes of endpoints",
-                figures.endpoint_changes,
-            ),
-        ];
-        for (name, help, value) in counters {
-            page.single(
-                &format!("sync_proxy_rules_{name}"),
-                "counter",
-                help,
-                value as f64,
-            );
-        }
-        for path in ["healthz", "livez"] {
-            let name = format!("proxy_{path}_total");
-            page.family(&name, "counter", "Answers by HTTP status");
-            let of_path = figures.answers.iter().filter(|((of, _), _)| *of == path);
-            for ((_, code), count) in of_path {
-                page.sample(&name, &format!("{{code=\"{code}\"}}"), *count as f64);
-            }
-        }
-        page.text
+        self.metrics.page(queued, updated)
     }
-}
-
-fn bound(bucket: usize) -> Duration {
-    Duration::from_millis(1 << bucket)
 }
 
 fn is_eligible(node: &Node) -> bool {
@@ -283,53 +200,6 @@ fn is_eligible(node: &Node) -> bool {
     node.metadata.deletion_timestamp.is_none() && !is_leaving
 }
 
-/// A metrics page of kube-proxy's subsystem.
-#[derive(Default)]
-struct Page {
-    text: String,
-}
-
-impl Page {
-    fn family(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(
-            self.text,
-            "# HELP kubeproxy_{name} {help}\n# TYPE kubeproxy_{name} {kind}"
-        );
-    }
-
-    fn sample(&mut self, name: &str, labels: &str, value: f64) {
-        let _ = writeln!(self.text, "kubeproxy_{name}{labels} {value}");
-    }
-
-    fn single(&mut self, name: &str, kind: &str, help: &str, value: f64) {
-        self.family(name, kind, help);
-        self.sample(name, "", value);
-    }
-
-    fn histogram(&mut self, figures: &Figures) {
-        let name = "sync_proxy_rules_duration_seconds";
-        self.family(
-            name,
-            "histogram",
-            "How long it took to bring rules up to date",
-        );
-        let mut below = 0;
-        for (bucket, count) in figures.buckets.iter().enumerate() {
-            below += count;
-            let bound = bound(bucket).as_secs_f64();
-            let labels = format!("{{le=\"{bound}\"}}");
-            self.sample(&format!("{name}_bucket"), &labels, below as f64);
-        }
-        self.sample(
-            &format!("{name}_bucket"),
-            "{le=\"+Inf\"}",
-            figures.count as f64,
-        );
-        self.sample(&format!("{name}_sum"), "", figures.seconds);
-        self.sample(&format!("{name}_count"), "", figures.count as f64);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -337,7 +207,8 @@ mod tests {
 
     fn health() -> (Health, FakeClock) {
         let clock = FakeClock::at(Timestamp::UNIX_EPOCH);
-        (Health::new(Arc::new(clock.clone())), clock)
+        let metrics = Metrics::new([true, false]);
+        (Health::new(Arc::new(clock.clone()), metrics), clock)
     }
 
     fn node(spec: Value) -> Node {
@@ -360,7 +231,7 @@ mod tests {
         clock.advance(LATE / 2);
         assert_eq!(code(health.answer("/livez")), 503);
         assert_eq!(code(health.answer("/healthz")), 503);
-        health.updated(Duration::from_millis(3));
+        health.updated(Sync::Partial, Duration::from_millis(3));
         assert_eq!(code(health.answer("/livez")), 200);
         assert_eq!(health.answer("/other"), None);
     }
@@ -411,21 +282,18 @@ mod tests {
     }
 
     #[test]
-    fn metrics_are_cumulative_under_kube_proxys_names() {
-        let (health, _) = health();
-        health.queued(2, 3);
-        health.updated(Duration::from_millis(3));
-        health.updated(Duration::from_secs(60));
-        health.answer("/livez");
-        let page = health.metrics();
+    fn answers_and_the_times_of_changes_are_in_the_metrics() {
+        let (health, clock) = health();
+        clock.advance(Duration::from_secs(5));
+        health.queued(1, 0);
+        clock.advance(Duration::from_secs(2));
+        health.updated(Sync::Partial, Duration::from_millis(3));
+        health.answer("/healthz");
+        let page = health.page();
         for line in [
-            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"0.002\"} 0",
-            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"0.004\"} 1",
-            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"+Inf\"} 2",
-            "kubeproxy_sync_proxy_rules_duration_seconds_count 2",
-            "kubeproxy_sync_proxy_rules_service_changes_total 2",
-            "kubeproxy_sync_proxy_rules_endpoint_changes_total 3",
-            "kubeproxy_proxy_livez_total{code=\"200\"} 1",
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family=\"IPv4\"} 5",
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"} 7",
+            "kubeproxy_proxy_healthz_total{code=\"503\"} 1",
         ] {
             assert!(page.lines().any(|found| found == line), "{line} in\n{page}");
         }

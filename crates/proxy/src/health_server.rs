@@ -16,7 +16,11 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use lifecycle::Context;
-use tokio::net::{TcpListener, TcpStream};
+use network::ClientShares;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -26,6 +30,10 @@ use crate::{
 };
 
 const IDLE: Duration = Duration::from_secs(30);
+/// The maximum number of connections per server, and of those per client address: pods and machines outside reach
+/// these ports.
+const AT_ONCE: usize = 256;
+const PER_CLIENT: usize = 16;
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// What a server serves.
@@ -57,15 +65,30 @@ pub(crate) async fn serve(
             () = until.cancelled() => return,
         }
     };
+    let (limit, clients) = (
+        Arc::new(Semaphore::new(AT_ONCE)),
+        ClientShares::new(PER_CLIENT),
+    );
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+        let next = async {
+            let permit = limit.clone().acquire_owned().await;
+            (permit, listener.accept().await)
+        };
+        let (permit, accepted) = tokio::select! {
+            next = next => next,
             () = until.cancelled() => return,
         };
         match accepted {
-            Ok((stream, _)) => {
+            Ok((stream, from)) => {
+                let Some(share) = clients.enter(from.ip()) else {
+                    debug!(%from, "too many connections of one client");
+                    continue;
+                };
                 let connection = connection(health.clone(), page.clone(), stream);
-                context.spawn("health", connection);
+                context.spawn("health", async move {
+                    let _held = (permit, share);
+                    connection.await;
+                });
             }
             Err(error) => {
                 debug!(%error, "cannot accept");
@@ -136,7 +159,7 @@ fn respond(health: &Health, page: &Page, path: &str) -> Response<Full<Bytes>> {
     match (page, path) {
         (Page::Check(key), _) => json(health.check(key)),
         (Page::Health, path) => json(health.answer(path)),
-        (Page::Metrics, "/metrics") => text(StatusCode::OK, health.metrics()),
+        (Page::Metrics, "/metrics") => text(StatusCode::OK, health.page()),
         (Page::Metrics, "/proxyMode") => text(StatusCode::OK, "nftables".to_owned()),
         (Page::Metrics, "/healthz") => text(StatusCode::OK, "ok".to_owned()),
         (Page::Metrics, _) => json(None),

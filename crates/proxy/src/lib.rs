@@ -12,6 +12,7 @@ pub mod endpoints;
 pub mod health;
 mod health_server;
 pub mod host_ports;
+mod metrics;
 mod proxy;
 pub mod rules;
 pub mod ruleset;

@@ -8,6 +8,7 @@ use std::{
 };
 
 use client::informer::{Event, Informer, Subscription};
+use jiff::Timestamp;
 use k8s_openapi::api::{
     core::v1::{Node, Service},
     discovery::v1::EndpointSlice,
@@ -27,6 +28,7 @@ use crate::{
     health::{Check, Health},
     health_server::{Page, serve, serve_checks},
     host_ports::{self, ListeningPort, NodeAddresses},
+    metrics::{Metrics, Sync},
     rules::contribution,
     ruleset::{Datagrams, Ruleset, ServiceKey},
     service::{Policy, PortView, announced_by, health_check_port, is_from_pool, views},
@@ -36,6 +38,8 @@ use crate::{
 /// The label with the Service of an EndpointSlice.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const BY_SERVICE: &str = "service";
+/// The annotation with the time of the change that an EndpointSlice was written for.
+const LAST_CHANGE_TRIGGER: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// The well-known label of a node's zone.
 const ZONE: &str = "topology.kubernetes.io/zone";
 
@@ -74,7 +78,12 @@ pub struct Config {
 impl Config {
     /// Makes the proxy without starting it.
     pub fn build(self, nft: Nft) -> Arc<Proxy> {
-        let health = Arc::new(Health::new(self.clock.clone()));
+        let has_family = |v4: bool| {
+            let mut cidrs = self.cluster_cidrs.iter();
+            cidrs.any(|cidr| cidr.addr().is_ipv4() == v4)
+        };
+        let metrics = Metrics::new([has_family(true), has_family(false)]);
+        let health = Arc::new(Health::new(self.clock.clone(), metrics));
         Arc::new(Proxy {
             config: self,
             nft,
@@ -152,6 +161,8 @@ struct Worker<'a> {
     /// Load balancers, and the ports that processes of this node keep.
     balancers: BTreeMap<ServiceKey, Vec<ListeningPort>>,
     announcements: watch::Sender<BTreeSet<IpAddr>>,
+    /// When the run began.
+    begun: Timestamp,
 }
 
 impl Proxy {
@@ -218,6 +229,7 @@ impl Proxy {
             announced: BTreeMap::new(),
             balancers: BTreeMap::new(),
             announcements: self.announce(context),
+            begun: config.clock.now(),
         };
         // Existing objects arrive as events, too: the first round writes the whole table.
         let mut changes = Changes::default();
@@ -272,6 +284,8 @@ struct Changes {
     dirty: BTreeSet<ServiceKey>,
     services: usize,
     slices: usize,
+    /// When the causes of changed EndpointSlices happened, and whether these have IPv4 addresses.
+    triggers: Vec<(bool, Timestamp)>,
 }
 
 impl Changes {
@@ -285,6 +299,9 @@ impl Changes {
         self.dirty.extend(key_of_slice(event.object()));
         let old = event.old().and_then(|old| key_of_slice(old));
         self.dirty.extend(old);
+        if let Event::Modified { new, .. } | Event::Added(new) = event {
+            self.triggers.extend(trigger(new));
+        }
     }
 
     /// Takes the pending events.
@@ -302,11 +319,19 @@ impl Changes {
     }
 }
 
+/// Whether a slice has IPv4 addresses, and when the change happened that it was written for.
+fn trigger(slice: &EndpointSlice) -> Option<(bool, Timestamp)> {
+    let annotations = slice.metadata.annotations.as_ref()?;
+    let time = annotations.get(LAST_CHANGE_TRIGGER)?.parse().ok()?;
+    Some((slice.address_type == "IPv4", time))
+}
+
 impl Worker<'_> {
     async fn start(&mut self, dirty: BTreeSet<ServiceKey>) -> Outcome {
-        let mut datagrams = Datagrams::new();
+        let (begun, mut datagrams) = (Instant::now(), Datagrams::new());
         self.decide(dirty, &mut Batch::new(), &mut datagrams);
         self.proxy.nft.apply(&self.ruleset.full()).await?;
+        self.proxy.health.updated(Sync::Full, begun.elapsed());
         // The kernel has these settings once a rule looks at connections.
         network::conntrack::set_timeouts();
         self.forget(datagrams).await;
@@ -321,12 +346,23 @@ impl Worker<'_> {
         let begun = Instant::now();
         let (mut batch, mut datagrams) = (Batch::new(), Datagrams::new());
         self.decide(changes.dirty, &mut batch, &mut datagrams);
+        let (health, mut sync) = (&self.proxy.health, Sync::Partial);
         if let Err(error) = self.proxy.nft.apply(&batch).await {
-            self.proxy.health.failed();
+            health.metrics.failed();
             warn!(%error, "rewriting the nftables table of services");
             self.proxy.nft.apply(&self.ruleset.full()).await?;
+            sync = Sync::Full;
         }
-        self.proxy.health.updated(begun.elapsed());
+        health.updated(sync, begun.elapsed());
+        let now = self.proxy.config.clock.now();
+        for (is_ipv4, trigger) in changes.triggers {
+            // Slices of the time before this run, and of a clock that is ahead, say nothing about its speed.
+            if trigger > self.begun
+                && let Ok(after) = Duration::try_from(now.duration_since(trigger))
+            {
+                health.metrics.programmed(is_ipv4, after);
+            }
+        }
         self.forget(datagrams).await;
         Ok(())
     }
@@ -381,6 +417,7 @@ impl Worker<'_> {
                 self.balancers.remove(&key);
             }
             self.proxy.health.set_check(&key, check);
+            self.proxy.health.metrics.set_service(&key, &wanted);
             self.ruleset
                 .set(&key, contribution(&wanted), batch, datagrams);
         }
@@ -455,9 +492,13 @@ impl Worker<'_> {
             });
             allowed.is_some_and(|allowed| !allowed.contains(&flow.answered_by))
         };
+        let begun = Instant::now();
         match conntrack::forget_udp(stale).await {
-            Ok(0) => {}
-            Ok(count) => debug!(count, "removed UDP conntrack entries"),
+            Ok(count) => {
+                let metrics = &self.proxy.health.metrics;
+                metrics.flows_forgotten(count, begun.elapsed());
+                debug!(count, "removed UDP conntrack entries");
+            }
             Err(error) => warn!(%error, "cannot remove stale UDP conntrack entries"),
         }
     }
