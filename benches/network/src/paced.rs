@@ -1,23 +1,22 @@
-//! A DNS client with a fixed rate, and its latencies.
+//! A DNS client with a fixed rate, and its latencies. One thread sends and receives, many datagrams with a system call,
+//! so that most of the machine is left to the server.
 
 use std::{
     net::UdpSocket,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::Result;
+use network::datagrams::Inbox;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::subject::question;
 
 /// The number of sockets, used in turn.
-const CLIENTS: usize = 8;
+const CLIENTS: usize = 16;
 /// The interval of bursts: a client that spins would take a core from the server.
 const TICK: Duration = Duration::from_micros(500);
+/// How long to wait for the last answers.
 const PATIENCE: Duration = Duration::from_millis(500);
 const IDS: usize = 65536;
 
@@ -28,49 +27,59 @@ pub(crate) struct Seen {
     pub lost: usize,
 }
 
-/// One socket, and when the query of each id was due, in nanoseconds since the start.
+/// The load.
+#[derive(Clone, Copy)]
+pub(crate) struct Pace {
+    /// The number of names.
+    pub services: usize,
+    /// Queries per second.
+    pub rate: f64,
+    pub seconds: u64,
+}
+
+/// One socket, and when the query of each id was due; `None` if it is answered.
 struct Client {
     socket: UdpSocket,
-    due: Vec<AtomicU64>,
+    due: Vec<Option<Instant>>,
 }
 
-/// Sends `rate` queries per second.
-pub(crate) async fn run(port: u16, services: usize, rate: f64, seconds: u64) -> Result<Seen> {
-    tokio::task::spawn_blocking(move || ask(port, services, rate, seconds)).await?
+/// Sends queries to a port at this pace.
+pub(crate) async fn run(port: u16, pace: Pace) -> Result<Seen> {
+    tokio::task::spawn_blocking(move || ask(port, pace)).await?
 }
 
-fn ask(port: u16, services: usize, rate: f64, seconds: u64) -> Result<Seen> {
-    let begun = Instant::now();
-    let (mut clients, mut receiving) = (Vec::new(), Vec::new());
+fn ask(port: u16, pace: Pace) -> Result<Seen> {
+    let mut clients = Vec::new();
     for _ in 0..CLIENTS {
         let socket = UdpSocket::bind("127.0.0.1:0")?;
         socket.connect(("127.0.0.1", port))?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        let due = (0..IDS).map(|_| AtomicU64::new(0)).collect();
-        let client = Arc::new(Client { socket, due });
-        clients.push(client.clone());
-        receiving.push(thread::spawn(move || receive(&client, begun)));
+        socket.set_nonblocking(true)?;
+        let due = vec![None; IDS];
+        clients.push(Client { socket, due });
     }
-    let total = (rate * seconds as f64) as usize;
-    let (mut sent, mut tick) = (0, begun);
+    let total = (pace.rate * pace.seconds as f64) as usize;
+    let (begun, mut inbox) = (Instant::now(), Inbox::default());
+    let (mut sent, mut took) = (0, Vec::with_capacity(total));
+    let mut tick = begun;
     while sent < total {
         tick += TICK;
-        thread::sleep(tick.saturating_duration_since(Instant::now()));
-        let since = tick.duration_since(begun);
-        let until = ((since.as_secs_f64() * rate) as usize).min(total);
+        receive_until(&mut clients, tick, &mut inbox, &mut took)?;
+        let since = tick.duration_since(begun).as_secs_f64();
+        let until = ((since * pace.rate) as usize).min(total);
         for index in sent..until {
-            let client = &clients[index % CLIENTS];
+            let client = &mut clients[index % CLIENTS];
             let id = index / CLIENTS % IDS;
-            let nanoseconds = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
-            client.due[id].store(nanoseconds, Ordering::Relaxed);
+            client.due[id] = Some(tick);
             let id = u16::try_from(id).unwrap_or_default();
-            client.socket.send(&question(id, index % services))?;
+            // A full buffer is a lost query.
+            let _ = client.socket.send(&question(id, index % pace.services));
         }
         sent = until;
     }
-    let mut took = Vec::with_capacity(total);
-    for receiver in receiving {
-        took.extend(receiver.join().unwrap_or_default());
+    let end = Instant::now() + PATIENCE;
+    while took.len() < total && Instant::now() < end {
+        let soon = Instant::now() + TICK;
+        receive_until(&mut clients, soon, &mut inbox, &mut took)?;
     }
     took.sort_unstable();
     let at = |part: f64| {
@@ -84,15 +93,40 @@ fn ask(port: u16, services: usize, rate: f64, seconds: u64) -> Result<Seen> {
     })
 }
 
-/// Reads answers until there are none.
-fn receive(client: &Client, begun: Instant) -> Vec<Duration> {
-    let (mut took, mut buffer) = (Vec::new(), [0; 2048]);
-    while let Ok(length) = client.socket.recv(&mut buffer) {
-        if length >= 12 {
-            let id = usize::from(u16::from_be_bytes([buffer[0], buffer[1]]));
-            let due = Duration::from_nanos(client.due[id].load(Ordering::Relaxed));
-            took.push(begun.elapsed().saturating_sub(due));
+/// Receives answers until a moment.
+fn receive_until(
+    clients: &mut [Client],
+    until: Instant,
+    inbox: &mut Inbox,
+    took: &mut Vec<Duration>,
+) -> Result<()> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        let timeout = Timespec::try_from(left)?;
+        let readable: Vec<bool> = {
+            let sockets = clients.iter().map(|client| &client.socket);
+            let mut all: Vec<PollFd<'_>> = sockets
+                .map(|socket| PollFd::new(socket, PollFlags::IN))
+                .collect();
+            poll(&mut all, Some(&timeout))?;
+            all.iter().map(|one| !one.revents().is_empty()).collect()
+        };
+        let ready = clients.iter_mut().zip(readable);
+        for (client, _) in ready.filter(|(_, readable)| *readable) {
+            if inbox.receive(&client.socket).is_err() {
+                continue;
+            }
+            let now = Instant::now();
+            for (answer, _) in inbox.iter() {
+                if let [first, second, _, _, _, _, _, _, _, _, _, _, ..] = answer {
+                    let id = usize::from(u16::from_be_bytes([*first, *second]));
+                    let due = client.due[id].take();
+                    took.extend(due.map(|due| now.saturating_duration_since(due)));
+                }
+            }
         }
     }
-    took
 }

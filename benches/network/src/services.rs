@@ -5,6 +5,8 @@ use std::{
     convert::Infallible,
     io,
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -18,7 +20,7 @@ use proxy::Sources;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::subject::command;
+use crate::{api::Api, subject::command};
 
 /// The address of the endpoint that answers; all measured Services lead to it.
 const ENDPOINT: &str = "10.42.0.1";
@@ -41,6 +43,9 @@ pub(crate) struct Arguments {
     /// The number of sequential connections.
     #[arg(long, default_value_t = 10_000)]
     connections: usize,
+    /// kube-proxy, to measure it in nftables mode as well.
+    #[arg(long)]
+    kube_proxy: Option<PathBuf>,
 }
 
 fn name(number: usize) -> String {
@@ -69,13 +74,44 @@ fn slice(number: usize, endpoints: &[String]) -> Value {
         "ports": [{"name": "http", "port": PORT, "protocol": "TCP"}]})
 }
 
-fn put(sources: &Sources, number: usize, endpoints: &[String]) -> Result<()> {
-    let slice = serde_json::from_value(slice(number, endpoints))?;
-    sources
-        .services
-        .upsert(serde_json::from_value(service(number))?);
-    sources.slices.upsert(slice);
-    Ok(())
+/// Where a proxy reads its objects.
+#[derive(Clone)]
+enum Objects {
+    /// Our proxy: informers in this process.
+    Informers(Sources),
+    /// kube-proxy.
+    Api(Api),
+}
+
+impl Objects {
+    fn put(&self, number: usize, endpoints: &[String]) -> Result<()> {
+        let (service, slice) = (service(number), slice(number, endpoints));
+        match self {
+            Self::Informers(sources) => {
+                sources.services.upsert(serde_json::from_value(service)?);
+                sources.slices.upsert(serde_json::from_value(slice)?);
+            }
+            Self::Api(api) => {
+                api.put("Service", service);
+                api.put("EndpointSlice", slice);
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&self, number: usize) {
+        let name = name(number);
+        match self {
+            Self::Informers(sources) => {
+                sources.services.remove("default", &name);
+                sources.slices.remove("default", &name);
+            }
+            Self::Api(api) => {
+                api.remove("Service", &name);
+                api.remove("EndpointSlice", &name);
+            }
+        }
+    }
 }
 
 /// Two endpoints that are never used.
@@ -113,14 +149,56 @@ impl Endpoint {
     }
 }
 
-/// A proxy in this process.
-struct Running {
-    stop: CancellationToken,
-    task: tokio::task::JoinHandle<()>,
+/// A proxy that runs.
+enum Running {
+    /// In this process.
+    Here(CancellationToken, tokio::task::JoinHandle<()>),
+    /// A process.
+    Process(Child),
+}
+
+/// A proxy to measure.
+struct Subject {
+    name: &'static str,
+    objects: Objects,
+    client: kube::Client,
+    /// kube-proxy, and the address of its API server.
+    program: Option<(PathBuf, SocketAddr)>,
+}
+
+impl Subject {
+    fn start(&self) -> Result<Running> {
+        match (&self.program, &self.objects) {
+            (Some((program, server)), _) => kube_proxy(program, *server),
+            (None, Objects::Informers(sources)) => Running::here(sources, &self.client),
+            (None, Objects::Api(_)) => bail!("our proxy reads informers"),
+        }
+    }
+}
+
+/// Starts kube-proxy in nftables mode, without its minimum interval of a second between changes.
+fn kube_proxy(program: &Path, server: SocketAddr) -> Result<Running> {
+    let child = Command::new(program)
+        .arg(format!("--master=http://{server}"))
+        .args([
+            "--proxy-mode=nftables",
+            "--hostname-override=here",
+            "--cluster-cidr=10.42.0.0/16",
+        ])
+        .args([
+            "--nftables-min-sync-period=1ms",
+            "--conntrack-max-per-core=0",
+        ])
+        .args(["--kube-api-content-type=application/json", "--v=0"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .with_context(|| format!("{} does not start", program.display()))?;
+    Ok(Running::Process(child))
 }
 
 impl Running {
-    fn start(sources: &Sources, client: &kube::Client) -> Result<Self> {
+    fn here(sources: &Sources, client: &kube::Client) -> Result<Self> {
         let config = proxy::Config {
             id: "0123abcd".into(),
             client: client.clone(),
@@ -142,12 +220,21 @@ impl Running {
                 println!("the proxy failed: {error}");
             }
         });
-        Ok(Self { stop, task })
+        Ok(Self::Here(stop, task))
     }
 
     async fn end(self) -> Result<()> {
-        self.stop.cancel();
-        Ok(self.task.await?)
+        match self {
+            Self::Here(stop, task) => {
+                stop.cancel();
+                task.await?;
+            }
+            Self::Process(mut child) => {
+                child.kill()?;
+                child.wait()?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -167,89 +254,154 @@ fn listen() -> Result<Endpoint> {
     Ok(Endpoint(Arc::new(TcpListener::bind((ENDPOINT, PORT))?)))
 }
 
-/// Prints the cost of new Services and connections with the existing ones.
-async fn measure(
-    sources: &Sources,
-    endpoint: &Endpoint,
-    others: usize,
-    arguments: &Arguments,
-) -> Result<()> {
-    let mut took = Vec::new();
+/// What was measured beside a number of other Services.
+struct Costs {
+    /// The time until a new Service was reached.
+    reached: Vec<Duration>,
+    /// A connection to the endpoint, and one through a Service; the shortest of several runs.
+    direct: Duration,
+    through: Duration,
+}
+
+/// Runs of connections, alternately direct and through a Service, so that other load meets both.
+const CONNECTION_RUNS: usize = 5;
+
+async fn connections(endpoint: &Endpoint, to: SocketAddr, count: usize) -> Result<Duration> {
+    let endpoint = endpoint.clone();
+    let open = move || {
+        let begun = Instant::now();
+        for _ in 0..count {
+            while endpoint.connect(to).is_err() {}
+        }
+        begun.elapsed() / u32::try_from(count).unwrap_or(u32::MAX)
+    };
+    Ok(tokio::task::spawn_blocking(open).await?)
+}
+
+/// The cost of new Services and connections with the existing ones.
+async fn measure(objects: &Objects, endpoint: &Endpoint, arguments: &Arguments) -> Result<Costs> {
+    let mut reached = Vec::new();
     for round in 0..arguments.rounds {
-        let number = arguments.services + 1 + round;
+        let number = arguments.services + 2 + round;
         tokio::time::sleep(PAUSE).await;
         let begun = Instant::now();
-        put(sources, number, &[ENDPOINT.to_owned()])?;
+        objects.put(number, &[ENDPOINT.to_owned()])?;
         let endpoint = endpoint.clone();
         let reach = move || endpoint.until_reached(number, begun);
-        took.push(tokio::task::spawn_blocking(reach).await??);
+        reached.push(tokio::task::spawn_blocking(reach).await??);
         tokio::time::sleep(PAUSE).await;
-        sources.services.remove("default", &name(number));
-        sources.slices.remove("default", &name(number));
+        objects.remove(number);
     }
-    took.sort_unstable();
-    let at = |part: f64| took.get((took.len() as f64 * part) as usize).copied();
-    let (p50, p99) = (at(0.5).unwrap_or_default(), at(0.99).unwrap_or_default());
-    println!("beside {others} others: a new Service is reached after p50 {p50:?} p99 {p99:?}");
-    let number = arguments.services;
-    let through = (address(number), 80).into();
-    for (what, to) in [
-        ("directly", SocketAddr::new(ENDPOINT.parse()?, PORT)),
-        ("through a Service", through),
-    ] {
-        let (count, endpoint) = (arguments.connections, endpoint.clone());
-        let open = move || -> io::Result<Duration> {
-            let begun = Instant::now();
-            for _ in 0..count {
-                while endpoint.connect(to).is_err() {}
-            }
-            Ok(begun.elapsed() / u32::try_from(count).unwrap_or(u32::MAX))
+    reached.sort_unstable();
+    let direct_to = SocketAddr::new(ENDPOINT.parse()?, PORT);
+    let through_to = (address(arguments.services), 80).into();
+    let count = (arguments.connections / CONNECTION_RUNS).max(1);
+    let (mut direct, mut through) = (Duration::MAX, Duration::MAX);
+    for _ in 0..CONNECTION_RUNS {
+        direct = direct.min(connections(endpoint, direct_to, count).await?);
+        through = through.min(connections(endpoint, through_to, count).await?);
+    }
+    Ok(Costs {
+        reached,
+        direct,
+        through,
+    })
+}
+
+impl Costs {
+    fn print(&self, name: &str, others: usize) {
+        let at = |part: f64| {
+            let index = (self.reached.len() as f64 * part) as usize;
+            self.reached.get(index).copied().unwrap_or_default()
         };
-        let each = tokio::task::spawn_blocking(open).await?;
+        let (p50, p99) = (at(0.5), at(0.99));
         println!(
-            "beside {others} others: a connection {what} takes {:?}",
-            each?
+            "{name} beside {others} others: a new Service is reached after p50 {p50:?} p99 {p99:?}"
+        );
+        println!(
+            "{name} beside {others} others: a connection takes {:?} directly, {:?} through a Service, ratio {:.2}",
+            self.direct,
+            self.through,
+            self.through.as_secs_f64() / self.direct.as_secs_f64()
         );
     }
-    Ok(())
 }
 
 /// Measures with ten Services, with all of them, and how long a restart takes.
+async fn measure_subject(
+    subject: &Subject,
+    endpoint: &Endpoint,
+    arguments: &Arguments,
+) -> Result<()> {
+    let (few, last, name) = (10.min(arguments.services), arguments.services, subject.name);
+    let objects = &subject.objects;
+    for number in 0..few {
+        objects.put(number, &elsewhere(number))?;
+    }
+    objects.put(last, &[ENDPOINT.to_owned()])?;
+    let running = subject.start()?;
+    endpoint.until_reached(last, Instant::now())?;
+    let with_few = measure(objects, endpoint, arguments).await?;
+    with_few.print(name, few);
+    for number in few..arguments.services {
+        objects.put(number, &elsewhere(number))?;
+    }
+    // Events are processed in order, so that all others are applied before.
+    objects.put(last + 1, &[ENDPOINT.to_owned()])?;
+    endpoint.until_reached(last + 1, Instant::now())?;
+    let with_all = measure(objects, endpoint, arguments).await?;
+    with_all.print(name, arguments.services);
+    let ratio = with_all.through.as_secs_f64() / with_few.through.as_secs_f64();
+    println!(
+        "{name}: a connection beside all others costs {ratio:.2} of one beside {few} (goal of mainstay: 1)"
+    );
+    running.end().await?;
+    for _ in 0..5 {
+        command("nft", &["flush", "ruleset"])?;
+        let begun = Instant::now();
+        let running = subject.start()?;
+        let endpoint = endpoint.clone();
+        let reach = move || endpoint.until_reached(last, begun);
+        let took = tokio::task::spawn_blocking(reach).await??;
+        println!(
+            "{name} restart: all {} Services are served after {took:?}",
+            last + 1
+        );
+        running.end().await?;
+    }
+    command("nft", &["flush", "ruleset"])
+}
+
+fn here() -> Value {
+    json!({"metadata": {"name": "here", "uid": "here"}, "spec": {"podCIDR": "10.42.0.0/24", "podCIDRs": ["10.42.0.0/24"]},
+        "status": {"addresses": [{"type": "InternalIP", "address": ENDPOINT}]}})
+}
+
+/// Measures our proxy, and kube-proxy if it is given.
 pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     let endpoint = listen().context("a link for pods")?;
     let nobody = tower::service_fn(|_: http::Request<Body>| async {
         Ok::<_, Infallible>(http::Response::new(Body::empty()))
     });
     let client = kube::Client::new(nobody, "default");
-    let sources = Sources::offline(&client);
-    let (few, last) = (10.min(arguments.services), arguments.services);
-    for number in 0..few {
-        put(&sources, number, &elsewhere(number))?;
-    }
-    put(&sources, last, &[ENDPOINT.to_owned()])?;
-    let running = Running::start(&sources, &client)?;
-    endpoint.until_reached(last, Instant::now())?;
-    measure(&sources, &endpoint, few, arguments).await?;
-    for number in few..arguments.services {
-        put(&sources, number, &elsewhere(number))?;
-    }
-    // Events are processed in order, so that all others are applied before.
-    put(&sources, last + 1, &[ENDPOINT.to_owned()])?;
-    endpoint.until_reached(last + 1, Instant::now())?;
-    measure(&sources, &endpoint, arguments.services, arguments).await?;
-    running.end().await?;
-    for _ in 0..3 {
-        command("nft", &["flush", "ruleset"])?;
-        let begun = Instant::now();
-        let running = Running::start(&sources, &client)?;
-        let endpoint = endpoint.clone();
-        let reach = move || endpoint.until_reached(last, begun);
-        let took = tokio::task::spawn_blocking(reach).await??;
-        println!(
-            "restart: all {} Services are served after {took:?}",
-            last + 1
-        );
-        running.end().await?;
+    let ours = Subject {
+        name: "mainstay",
+        objects: Objects::Informers(Sources::offline(&client)),
+        client: client.clone(),
+        program: None,
+    };
+    measure_subject(&ours, &endpoint, arguments).await?;
+    if let Some(program) = &arguments.kube_proxy {
+        let api = Api::default();
+        api.put("Node", here());
+        let server = api.start()?;
+        let theirs = Subject {
+            name: "kube-proxy",
+            objects: Objects::Api(api),
+            client,
+            program: Some((program.clone(), server)),
+        };
+        measure_subject(&theirs, &endpoint, arguments).await?;
     }
     Ok(())
 }
