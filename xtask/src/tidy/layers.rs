@@ -17,6 +17,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("reference", 0),
     ("allocator", 0),
     ("dbus", 0),
+    ("rust-criu", 0),
     ("libcgroups", 1),
     ("lifecycle", 1),
     ("csi", 2),
