@@ -186,12 +186,9 @@ impl Checker<'_> {
 
     /// Resolves a name as a variable or a type.
     fn lookup(&mut self, id: Id, name: &str) -> Option<Type> {
-        let (name, absolute) = match name.strip_prefix('.') {
-            Some(name) => (name, true),
-            None => (name, false),
-        };
-        let scoped = self.scopes.iter().rev();
-        let scoped = scoped.filter(|_| !absolute).find(|(n, _)| &**n == name);
+        // As upstream: a leading dot does not skip the variables of comprehensions.
+        let name = name.strip_prefix('.').unwrap_or(name);
+        let scoped = self.scopes.iter().rev().find(|(n, _)| &**n == name);
         let variable = scoped
             .map(|(name, t)| (name.clone(), t.clone()))
             .or_else(|| {

@@ -149,11 +149,8 @@ impl Expander<'_> {
     fn has(&mut self, mut args: Vec<Expr>) -> Expanded {
         let arg = args.remove(0);
         match arg.kind {
-            Kind::Select {
-                operand,
-                field,
-                test: false,
-            } => {
+            // `has(has(a.b))` is `has(a.b)`.
+            Kind::Select { operand, field, .. } => {
                 let kind = Kind::Select {
                     operand,
                     field,

@@ -445,7 +445,15 @@ impl Parser {
 
     fn field_name(&mut self) -> Result<Arc<str>> {
         match self.peek().clone() {
-            Token::Ident(name) | Token::Quoted(name) => {
+            Token::Ident(name) => {
+                self.advance();
+                Ok(name)
+            }
+            Token::Quoted(name) => {
+                self.issues.push(Issue {
+                    offset: self.at(),
+                    message: "unsupported syntax: '`'".to_owned(),
+                });
                 self.advance();
                 Ok(name)
             }
@@ -552,6 +560,7 @@ impl Parser {
     fn list(&mut self, at: u32) -> Result<Expr> {
         let id = self.id(at);
         let mut elements = Vec::new();
+        self.take_lone_comma("]");
         loop {
             if self.take("]").is_some() {
                 break;
@@ -567,10 +576,22 @@ impl Parser {
         Ok(self.finish(id, Kind::List { elements }))
     }
 
+    /// The grammar allows a comma before the closing bracket, also in an empty literal.
+    fn take_lone_comma(&mut self, close: &'static str) {
+        let [comma, end] = [0, 1].map(|ahead| self.tokens.get(self.next + ahead));
+        let is = |found: Option<&Spanned>, symbol| {
+            found.is_some_and(|found| found.token == Token::Symbol(symbol))
+        };
+        if is(comma, ",") && is(end, close) {
+            self.next += 1;
+        }
+    }
+
     /// Whether the entry that follows `{` or a comma is optional; `None` at the end.
     fn entry_start(&mut self, first: bool) -> Option<bool> {
         if first {
             self.take("{");
+            self.take_lone_comma("}");
         }
         if self.take("}").is_some() {
             return None;

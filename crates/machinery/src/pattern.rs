@@ -65,8 +65,11 @@ impl Pattern {
         let Some(regex) = &self.regex else {
             return Vec::new();
         };
-        let matches = regex.find_iter(text.as_bytes()).take(limit);
+        // As Go: an empty match is between characters, never inside of one.
+        let matches = regex.find_iter(text.as_bytes());
+        let matches = matches.filter(|found| text.is_char_boundary(found.start()));
         matches
+            .take(limit)
             .map(|found| String::from_utf8_lossy(found.as_bytes()).into_owned())
             .collect()
     }

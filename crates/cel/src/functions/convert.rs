@@ -300,13 +300,16 @@ fn amount(number: &str, unit: i64) -> Option<i128> {
         whole.parse::<u64>().ok()?.into()
     };
     let mut nanos = whole * i128::from(unit);
-    let mut place = f64::from(1u8);
-    let mut part = 0.0;
+    // As Go: digits as long as they fit, and the rest of a nanosecond is cut off.
+    let (mut part, mut scale) = (0_i64, 1.0);
     for digit in fraction.bytes() {
-        place /= 10.0;
-        part += f64::from(digit - b'0') * place;
+        let more = part.checked_mul(10);
+        let Some(more) = more.and_then(|part| part.checked_add(i64::from(digit - b'0'))) else {
+            break;
+        };
+        (part, scale) = (more, scale * 10.0);
     }
-    nanos += (part * unit as f64).round() as i128;
+    nanos += (part as f64 * (unit as f64 / scale)) as i128;
     Some(nanos)
 }
 

@@ -138,6 +138,9 @@ fn zone(name: &str) -> Result<TimeZone> {
     if name == "Local" {
         return Ok(TimeZone::UTC);
     }
+    if name.contains('\0') && !name.contains(':') {
+        return Err(Error::new("invalid argument"));
+    }
     let unknown = || Error::new(format!("unknown time zone {name}"));
     let Some((hours, minutes)) = name.split_once(':') else {
         return match name {

@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use machinery::json;
 
-use super::{Error, Result, Text, Value};
+use super::{Error, Library, Result, Text, Value};
 use crate::{
     decl::{Decl, DeclKind},
     env::JSON_PATCH,
@@ -82,8 +82,15 @@ impl<'a> OwnedMap<'a> {
     /// Adds an entry with a new key. Lists, maps and the like have no index: as keys they are all
     /// distinct, and no lookup finds them.
     fn push(&mut self, index: Option<Key>, key: Value<'a>, value: Value<'a>) -> Result<()> {
-        if matches!(key, Value::Bytes(_)) {
-            return Err(Error::new("unsupported key type: bytes"));
+        // Upstream cannot hash these.
+        let unhashable = match key {
+            Value::Bytes(_) => Some("types.Bytes"),
+            Value::Library(Library::Semver(_)) => Some("cel.Semver"),
+            _ => None,
+        };
+        if let Some(kind) = unhashable {
+            let why = format!("internal error: runtime error: hash of unhashable type {kind}");
+            return Err(Error::new(why));
         }
         if let Some(index) = index {
             self.index.insert(index, self.entries.len());
@@ -260,6 +267,9 @@ impl<'a> Map<'a> {
                 None => return Ok(false),
                 Some(found) => match value.equals(&found) {
                     Ok(true) => {}
+                    // As upstream: objects compare their fields deeply, values of other types
+                    // are different.
+                    Err(error) if !error.fatal && object(self).is_some() => return Ok(false),
                     // As upstream: in new maps, incomparable values are ignored.
                     Err(error) if !error.fatal && !self.is_described() => {}
                     different => return different,
