@@ -11,6 +11,8 @@ use crate::{Reader, Resource, Stored, packed::Index};
 const EVERY: Duration = Duration::from_secs(30);
 /// The minimum number of objects to build a dictionary from.
 const MIN_OBJECTS: usize = 16;
+/// The number of objects that two dictionaries are compared with.
+const COMPARED: usize = 16;
 
 /// Packs objects until the future is dropped.
 pub async fn pack_at_rest(reader: Reader) {
@@ -73,18 +75,18 @@ struct Packer {
 }
 
 impl Packer {
-    /// Packs objects with the current dictionary. If it does not fit many of them, builds a new dictionary from these.
+    /// Packs objects with the current dictionary, or with one built from these objects if that packs them better.
+    /// If neither fits many of them, another dictionary is built from those.
     fn pack(mut self, mut loose: Vec<Arc<Stored>>) -> Self {
-        if let Some(dictionary) = &self.dictionary {
-            let index = Index::new(dictionary.clone());
-            loose.retain(|object| !object.pack(&index));
-        }
+        let Some(index) = self.choose(&loose) else {
+            return self;
+        };
+        loose.retain(|object| !object.pack(&index));
+        self.dictionary = Some(index.dictionary().clone());
         if loose.len() < MIN_OBJECTS {
             return self;
         }
-        let samples: Vec<_> = loose.iter().map(|object| object.bytes()).collect();
-        let index = Index::of_samples(&samples);
-        drop(samples);
+        let index = of_samples(&loose);
         for object in loose {
             if !object.pack(&index) {
                 object.leave_loose();
@@ -93,6 +95,36 @@ impl Packer {
         self.dictionary = Some(index.dictionary().clone());
         self
     }
+
+    /// The dictionary to pack these objects with; `None` if there is none and they are too few to build one from. The
+    /// current one may be from objects that were still new and had, for example, no status.
+    fn choose(&self, loose: &[Arc<Stored>]) -> Option<Index> {
+        let current = self.dictionary.clone().map(Index::new);
+        if loose.len() < MIN_OBJECTS {
+            return current;
+        }
+        let fresh = of_samples(loose);
+        let Some(current) = current else {
+            return Some(fresh);
+        };
+        let step = loose.len().div_ceil(COMPARED);
+        // Not the objects that the new dictionary was built from.
+        let compared = loose.iter().skip(step / 2).step_by(step);
+        let (old, new) = compared.fold((0, 0), |(old, new), object| {
+            let bytes = object.bytes();
+            (
+                old + current.packed_size(&bytes),
+                new + fresh.packed_size(&bytes),
+            )
+        });
+        // Objects that share a dictionary save the memory of another one.
+        Some(if 4 * new < 3 * old { fresh } else { current })
+    }
+}
+
+fn of_samples(objects: &[Arc<Stored>]) -> Index {
+    let samples: Vec<_> = objects.iter().map(|object| object.bytes()).collect();
+    Index::of_samples(&samples)
 }
 
 #[cfg(test)]
@@ -131,6 +163,25 @@ mod tests {
                 assert_eq!(object.parse(), plain.parse());
             }
         }
+    }
+
+    #[test]
+    fn a_dictionary_of_new_objects_is_replaced_when_they_have_grown() {
+        let (spec, status) = ("a part that all have ".repeat(20), "status ".repeat(40));
+        let objects = |filler: &str| -> Vec<_> { (0..40).map(|n| stored(n, filler)).collect() };
+        let packer = Packer::default().pack(objects(&spec));
+        let before = packer.dictionary.clone().unwrap();
+        let grown = objects(&format!("{spec}{status}"));
+        let size = Index::new(before.clone()).packed_size(&grown[1].bytes());
+        assert!(
+            size < grown[1].size() / 2,
+            "the first dictionary would do: {size}"
+        );
+        let packer = packer.pack(grown);
+        let after = packer.dictionary.clone().unwrap();
+        assert_ne!(after, before);
+        let packer = packer.pack(objects(&format!("{spec}{status}")));
+        assert_eq!(packer.dictionary.unwrap(), after, "it packs them as well");
     }
 
     #[test]

@@ -114,7 +114,7 @@ impl Index {
         for object in objects.iter().step_by(step) {
             let object = object.as_ref();
             let length = index.dictionary.len() + object.len();
-            if length <= LONGEST && index.pieces(object).len() > object.len() / 4 {
+            if length <= LONGEST && index.packed_size(object) > object.len() / 8 {
                 index = Self::new([&*index.dictionary, object].concat().into());
             }
         }
@@ -124,6 +124,11 @@ impl Index {
     /// The dictionary, to pack later objects with.
     pub(crate) fn dictionary(&self) -> &Arc<[u8]> {
         &self.dictionary
+    }
+
+    /// The size that an object has when it is packed.
+    pub(crate) fn packed_size(&self, object: &[u8]) -> usize {
+        self.pieces(object).len()
     }
 
     /// Packs an object; `None` unless that at least halves its size.
