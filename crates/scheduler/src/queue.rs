@@ -441,6 +441,10 @@ impl Queue {
                 }
             }
         }
+        // Return the memory of a burst of pods.
+        if self.pods.len() < self.pods.capacity() / 16 && self.pods.capacity() > 1024 {
+            self.pods.shrink_to(self.pods.capacity() / 4);
+        }
         Some((waiting, place))
     }
 
