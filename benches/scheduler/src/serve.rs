@@ -25,6 +25,8 @@ const CONTROLLERS: &str = "controllers.kubeconfig";
 /// Serves until the process is killed. Prints a line when the server is ready. A line on stdin starts
 /// the scheduler, unless it was started at once.
 pub(crate) async fn serve(directory: &Path, schedules: bool, controls: bool) -> Result<()> {
+    // As the server does.
+    allocator::purge_in_background();
     let pki = Arc::new(Pki::ensure(&directory.join("pki"), &Names::default())?);
     let (server, supervisor) = assemble(directory, &pki, controls)?;
     let talk = async {

@@ -36,6 +36,8 @@ fn main() -> Result<std::process::ExitCode> {
         return Ok(code);
     }
     let arguments = Arguments::parse();
+    // As the server does.
+    allocator::purge_in_background();
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?
@@ -57,6 +59,8 @@ async fn serve(arguments: Arguments) -> Result<()> {
     loop {
         tokio::select! {
             _ = report.recv() => {
+                // Before the report, which takes memory itself.
+                println!("{}", sampled::totals());
                 std::fs::write(&arguments.heap, sampled::report()?)?;
                 println!("{}", arguments.heap.display());
             }

@@ -5,7 +5,7 @@ use std::{
     alloc::{GlobalAlloc, Layout},
     cell::Cell,
     collections::HashMap,
-    ffi::{c_int, c_void},
+    ffi::{CStr, c_char, c_int, c_void},
     fmt::Write as _,
     process::Command,
     sync::{
@@ -124,6 +124,13 @@ unsafe impl GlobalAlloc for Sampled {
 }
 
 unsafe extern "C" {
+    fn _rjem_mallctl(
+        name: *const c_char,
+        old: *mut c_void,
+        old_size: *mut usize,
+        new: *mut c_void,
+        new_size: usize,
+    ) -> c_int;
     fn _Unwind_Backtrace(
         each: extern "C" fn(*mut c_void, *mut c_void) -> c_int,
         data: *mut c_void,
@@ -146,6 +153,40 @@ fn stack() -> Vec<usize> {
     // SAFETY: `each` has the type of the unwinder's callback, and its data outlives the call.
     unsafe { _Unwind_Backtrace(each, (&raw mut stack).cast()) };
     stack
+}
+
+/// A statistic of the allocator in bytes; 0 if it has none of this name.
+fn statistic(name: &CStr) -> u64 {
+    let (mut value, mut size) = (0_u64, size_of::<u64>());
+    let old = (&raw mut value).cast();
+    // SAFETY: the value has the size that is passed, and jemalloc checks it.
+    let failed =
+        unsafe { _rjem_mallctl(name.as_ptr(), old, &raw mut size, std::ptr::null_mut(), 0) };
+    if failed == 0 { value } else { 0 }
+}
+
+/// The allocator's memory: what is in use, the pages of that, and all pages that are resident.
+pub(crate) fn totals() -> String {
+    let (mut epoch, size) = (1_u64, size_of::<u64>());
+    // SAFETY: the value has the size that is passed. Writing it makes jemalloc refresh its statistics.
+    unsafe {
+        let new = (&raw mut epoch).cast();
+        _rjem_mallctl(
+            c"epoch".as_ptr(),
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            new,
+            size,
+        );
+    }
+    let megabytes = |name| statistic(name) >> 20;
+    format!(
+        "{} MB allocated, {} MB in active pages, {} MB resident, {} MB of metadata",
+        megabytes(c"stats.allocated"),
+        megabytes(c"stats.active"),
+        megabytes(c"stats.resident"),
+        megabytes(c"stats.metadata"),
+    )
 }
 
 /// The live memory by call stack, one line per stack: the number of bytes, then the function names, innermost first.
