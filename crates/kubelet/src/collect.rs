@@ -18,6 +18,10 @@ const INTERVAL: Duration = Duration::from_secs(60);
 
 /// Collects periodically. Never returns.
 pub(crate) async fn run(core: Arc<Core>) {
+    // Pulls that an earlier run began are settled by what is present now.
+    if let Err(error) = find_unused(&core).await {
+        warn!(%error, "cannot list images");
+    }
     loop {
         core.config.clock.sleep(INTERVAL).await;
         if let Err(error) = dead_containers(&core).await {

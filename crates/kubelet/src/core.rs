@@ -69,7 +69,7 @@ pub struct Core {
     /// Replaced when the pull settings change.
     pub pulls: Mutex<Arc<Pulls>>,
     /// Which pods may use which images of this node.
-    pub(crate) pull_records: PullRecords,
+    pub(crate) pull_records: Arc<PullRecords>,
     /// How many pods were evicted, by what was short.
     pub evictions: Mutex<BTreeMap<&'static str, u64>>,
     /// Guards the record only.

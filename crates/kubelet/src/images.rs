@@ -15,11 +15,15 @@ use crate::{
     core::Core,
     make::security::ImageUser,
     pod::{memory::Waiting, spec},
-    pull_records::{self, PullSecret, Pulling, Verdict},
+    pull_call::{Failure, PullCall},
+    pull_records::{self, PullSecret, Verdict},
 };
 
 /// A runtime that answers no call for this long, not even the kubelet's periodic ones, hangs.
-const UNRESPONSIVE_AFTER: Duration = cri::REQUEST_TIMEOUT;
+pub(crate) const UNRESPONSIVE_AFTER: Duration = cri::REQUEST_TIMEOUT;
+
+/// The runtime's image service.
+pub(crate) type ImageClient = v1::image_service_client::ImageServiceClient<cri::Deadline>;
 
 /// An image that is present.
 #[derive(Debug, Clone)]
@@ -117,7 +121,8 @@ pub(crate) async fn ensure(
         core.events
             .container(pod, wanted.container, kind, reason, message);
     };
-    let present = status(core, &spec).await.map_err(|error| {
+    let images = core.runtime.client.clone().images;
+    let present = inspect(images, &spec).await.map_err(|error| {
         let message = format!("Failed to inspect image {name:?}: {}", error.message());
         say(Kind::Warning, "InspectFailed", message.clone());
         refused("ImageInspectError", message)
@@ -144,16 +149,7 @@ pub(crate) async fn ensure(
         }
         (_, present) => {
             let present = present.map(|image| image.id);
-            let pulling = core
-                .pull_records
-                .begin(&spec.image, present.as_deref(), core.now())
-                .map_err(|error| {
-                    let why = format!(
-                        "Failed to record image pull intent for container image {name:?}: {error}"
-                    );
-                    refused("ErrImagePull", why)
-                })?;
-            pull(core, pod, wanted, &name, spec, pulling).await
+            pull(core, pod, wanted, &name, spec, present).await
         }
     }
 }
@@ -183,12 +179,15 @@ fn found(spec: v1::ImageSpec, image: v1::Image) -> Image {
     }
 }
 
-async fn status(core: &Core, spec: &v1::ImageSpec) -> Result<Option<v1::Image>, tonic::Status> {
+/// The runtime's status of an image; `None` if it has no such image.
+pub(crate) async fn inspect(
+    mut images: ImageClient,
+    spec: &v1::ImageSpec,
+) -> Result<Option<v1::Image>, tonic::Status> {
     let request = v1::ImageStatusRequest {
         image: Some(spec.clone()),
         verbose: false,
     };
-    let mut images = core.runtime.client.clone().images;
     Ok(images.image_status(request).await?.into_inner().image)
 }
 
@@ -198,7 +197,7 @@ async fn pull(
     wanted: RequiredImage<'_>,
     name: &str,
     spec: v1::ImageSpec,
-    pulling: Pulling<'_>,
+    present: Option<String>,
 ) -> Result<Image, NoImage> {
     let say = |kind, reason, message: String| {
         core.events
@@ -217,29 +216,26 @@ async fn pull(
         Ok(_) => credentials(core, pod, name).await,
         Err(_) => Vec::new(),
     };
+    // Not before: without a call no image can come.
+    let pulling = core
+        .pull_records
+        .begin(&spec.image, present.as_deref(), core.now())
+        .map_err(|error| {
+            let why =
+                format!("Failed to record image pull intent for container image {name:?}: {error}");
+            refused("ErrImagePull", why)
+        })?;
+    let _turn = turn.unwrap_or_default();
+    let mut call = Some(PullCall { pulling, _turn });
     for Credential { auth, secret } in credentials {
+        let Some(this) = call.take() else { break };
         let request = v1::PullImageRequest {
             image: Some(spec.clone()),
             auth,
             sandbox_config: None,
         };
-        let mut images = core.runtime.client.clone().images;
-        let pulled = tokio::select! {
-            pulled = images.pull_image(request) => pulled,
-            // A pull may take any time while the runtime answers other calls.
-            () = core.runtime.client.answers.silent_for(UNRESPONSIVE_AFTER) => {
-                Err(tonic::Status::deadline_exceeded("the runtime does not answer"))
-            }
-        };
-        match pulled {
-            Ok(pulled) => {
-                let image = pulled_image(core, &spec, pulled.into_inner().image_ref)
-                    .await
-                    .map_err(|message| {
-                        say(Kind::Warning, "InspectFailed", message.clone());
-                        refused("ImageInspectError", message)
-                    })?;
-                pulling.came(&image.id, secret, core.now());
+        match this.run(core, request, secret).await {
+            Ok(image) => {
                 let (took, waited) = (rounded(begun.elapsed()), rounded(asked.elapsed()));
                 say(
                     Kind::Normal,
@@ -252,11 +248,16 @@ async fn pull(
                 );
                 return Ok(found(spec, image));
             }
-            Err(error) => last = error,
+            Err(Failure::Inspect(message)) => {
+                say(Kind::Warning, "InspectFailed", message.clone());
+                return Err(refused("ImageInspectError", message));
+            }
+            Err(Failure::Unanswered(error)) => last = error,
+            Err(Failure::Pull(again, error)) => (call, last) = (Some(again), error),
         }
     }
-    if last.code() != tonic::Code::DeadlineExceeded {
-        pulling.failed();
+    if let Some(call) = call {
+        call.pulling.failed();
     }
     let failed = failed_pull(name, &last);
     say(Kind::Warning, "Failed", failed.waiting.message.clone());
@@ -281,30 +282,6 @@ fn failed_pull(name: &str, error: &tonic::Status) -> NoImage {
             message,
         },
         then: Some(then),
-    }
-}
-
-/// The pulled image. If the runtime has no status of it, the reference that the pull returned is
-/// used.
-async fn pulled_image(
-    core: &Core,
-    spec: &v1::ImageSpec,
-    image_ref: String,
-) -> Result<v1::Image, String> {
-    let name = &spec.user_specified_image;
-    let found = status(core, spec).await.map_err(|error| {
-        let cause = error.message();
-        format!("Failed to inspect image {name:?}: {cause}")
-    })?;
-    match found {
-        Some(image) => Ok(image),
-        None if image_ref.is_empty() => Err(format!(
-            "Failed to inspect image {name:?}: it is not there after its pull"
-        )),
-        None => Ok(v1::Image {
-            id: image_ref,
-            ..Default::default()
-        }),
     }
 }
 

@@ -35,6 +35,7 @@ mod own_process;
 mod plugins;
 pub mod pod;
 mod probe;
+mod pull_call;
 mod pull_records;
 mod pulls;
 mod rate;
@@ -54,7 +55,7 @@ mod volumes;
 mod worker;
 
 pub use admit::is_allowable_sysctl;
-pub use config::{Cloud, Config, version};
+pub use config::{Certificates, Cloud, Config, version};
 pub use error::{Error, Result};
 pub use logs::links::{
     is_marked as owns_logs, mark as mark_logs, remove_dangling as remove_dangling_log_links,

@@ -7,7 +7,7 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fs, io,
     path::{Path, PathBuf},
-    time::Duration,
+    sync::Arc,
 };
 
 use jiff::Timestamp;
@@ -20,8 +20,6 @@ const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const FILE_PREFIX: &str = "sha256-";
 /// The maximum number of secrets per image and repository. The oldest are dropped; pods with those secrets pull again.
 const MAX_SECRETS: usize = 100;
-/// How long after its start an aborted pull may still deliver the image.
-const LATEST: Duration = Duration::from_secs(3600);
 
 /// A secret that holds credentials for an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,9 +101,9 @@ struct State {
     pulled: HashMap<String, PulledRecord>,
     /// Image names with the number of pulls in progress.
     pulling: HashMap<String, usize>,
-    /// Image names whose pull ended without a known result, with the start of the pull. The pull may have delivered
-    /// the image, or may still do so.
-    unsettled: HashMap<String, Timestamp>,
+    /// Image names whose pull an earlier run of the kubelet began, without a known result: the pull may have delivered
+    /// the image. Settled by the first list of images.
+    unsettled: HashSet<String>,
 }
 
 /// What a pod needs to use a present image.
@@ -142,14 +140,14 @@ pub(crate) struct PullRecords {
 
 impl PullRecords {
     /// Reads the records of earlier runs of the kubelet.
-    pub(crate) fn load(root: &Path, now: Timestamp) -> Self {
+    pub(crate) fn load(root: &Path) -> Self {
         let dir = root.join("image_manager");
         let (pulled_dir, pulling_dir) = (dir.join("pulled"), dir.join("pulling"));
         let pulled = read_all(&pulled_dir).map(|record: PulledRecord| {
             let id = record.image_ref.clone();
             (id, record)
         });
-        let unsettled = read_all(&pulling_dir).map(|intent: PullIntent| (intent.image, now));
+        let unsettled = read_all(&pulling_dir).map(|intent: PullIntent| intent.image);
         let state = State {
             pulled: pulled.collect(),
             pulling: HashMap::new(),
@@ -166,7 +164,7 @@ impl PullRecords {
     pub(crate) fn verdict(&self, image: &str, id: &str) -> Verdict {
         let state = self.state.lock();
         let Some(record) = state.pulled.get(id) else {
-            let by_us = state.pulling.contains_key(image) || state.unsettled.contains_key(image);
+            let by_us = state.pulling.contains_key(image) || state.unsettled.contains(image);
             return if by_us { Verdict::Pull } else { Verdict::Free };
         };
         match record.credential_mapping.get(repository(image)) {
@@ -176,21 +174,21 @@ impl PullRecords {
         }
     }
 
-    /// Records the start of a pull; `present` is the id of the image that has this name now. If the returned value is
-    /// dropped without a result, the pull may still have delivered the image.
+    /// Records the start of a pull; `present` is the id of the image that has this name now. The returned value lives as
+    /// long as the pull: dropped without a result, the pull may still have delivered the image.
     pub(crate) fn begin(
-        &self,
+        self: &Arc<Self>,
         image: &str,
         present: Option<&str>,
         now: Timestamp,
-    ) -> io::Result<Pulling<'_>> {
+    ) -> io::Result<Pulling> {
         // An image that all pods may use stays accessible to all, whatever the result of this pull.
         let free = present.filter(|id| self.verdict(image, id) == Verdict::Free);
         let mut state = self.state.lock();
         if let Some(id) = free {
             self.add(&mut state, image, id, None, now);
         }
-        if !state.pulling.contains_key(image) && !state.unsettled.contains_key(image) {
+        if !state.pulling.contains_key(image) && !state.unsettled.contains(image) {
             let intent = PullIntent {
                 kind: "ImagePullIntent".into(),
                 api_version: API_VERSION.into(),
@@ -200,15 +198,14 @@ impl PullRecords {
         }
         *state.pulling.entry(image.to_owned()).or_default() += 1;
         Ok(Pulling {
-            records: self,
+            records: self.clone(),
             image: image.to_owned(),
-            begun: now,
             is_settled: false,
         })
     }
 
-    /// Removes the records of images that are not in the list, and of pulls that were aborted long ago. Images pulled
-    /// since `listed_at` may be missing in the list; their records are kept.
+    /// Removes the records of images that are not in the list. Images pulled since `listed_at` may be missing in the
+    /// list; their records are kept.
     pub(crate) fn prune(&self, images: &[cri::v1::Image], listed_at: Timestamp) {
         let ids: HashSet<&str> = images.iter().map(|image| image.id.as_str()).collect();
         let mut state = self.state.lock();
@@ -219,19 +216,20 @@ impl PullRecords {
             }
             stays
         });
-        let State {
-            pulling, unsettled, ..
-        } = &mut *state;
-        unsettled.retain(|name, begun| {
-            // The name in the runtime may be longer: it includes the registry.
-            let mut names = images.iter().flat_map(names);
-            let may_come = *begun + LATEST > listed_at || pulling.contains_key(name);
-            let stays = may_come || names.any(|listed| listed.ends_with(name.as_str()));
-            if !stays {
-                remove(&self.pulling_dir, name);
+        self.settle(&mut state, images, listed_at);
+    }
+
+    /// Settles the pulls that ended with an earlier run of the kubelet. An image in the list may be the result of such a
+    /// pull, so pods need credentials that the registry accepts. An image that comes later is not from the pull.
+    fn settle(&self, state: &mut State, images: &[cri::v1::Image], now: Timestamp) {
+        for name in std::mem::take(&mut state.unsettled) {
+            for image in images.iter().filter(|image| is_called(image, &name)) {
+                self.access(state, &name, &image.id, now, |_| true);
             }
-            stays
-        });
+            if !state.pulling.contains_key(&name) {
+                remove(&self.pulling_dir, &name);
+            }
+        }
     }
 
     /// Records the secret with which an image was pulled; `None` gives access to all pods of the node.
@@ -242,6 +240,18 @@ impl PullRecords {
         id: &str,
         by: Option<PullSecret>,
         now: Timestamp,
+    ) {
+        self.access(state, image, id, now, |access| access.add(by));
+    }
+
+    /// Changes the access to an image of one repository, and saves it if `change` returns that anything changed.
+    fn access(
+        &self,
+        state: &mut State,
+        image: &str,
+        id: &str,
+        now: Timestamp,
+        change: impl FnOnce(&mut Access) -> bool,
     ) {
         let record = state.pulled.entry(id.to_owned());
         let record = record.or_insert_with(|| PulledRecord {
@@ -254,7 +264,7 @@ impl PullRecords {
         record.last_updated_time = now;
         let mapping = &mut record.credential_mapping;
         let access = mapping.entry(repository(image).to_owned()).or_default();
-        if !access.add(by) {
+        if !change(access) {
             return;
         }
         if let Err(error) = write(&self.pulled_dir, id, record) {
@@ -264,14 +274,13 @@ impl PullRecords {
 }
 
 /// A pull in progress.
-pub(crate) struct Pulling<'a> {
-    records: &'a PullRecords,
+pub(crate) struct Pulling {
+    records: Arc<PullRecords>,
     image: String,
-    begun: Timestamp,
     is_settled: bool,
 }
 
-impl Pulling<'_> {
+impl Pulling {
     /// The image was pulled, with the credentials of a secret or without credentials.
     pub(crate) fn came(mut self, id: &str, by: Option<PullSecret>, now: Timestamp) {
         let mut state = self.records.state.lock();
@@ -287,11 +296,11 @@ impl Pulling<'_> {
     }
 }
 
-impl Drop for Pulling<'_> {
+impl Drop for Pulling {
     fn drop(&mut self) {
         let mut state = self.records.state.lock();
         if !self.is_settled {
-            state.unsettled.insert(self.image.clone(), self.begun);
+            state.unsettled.insert(self.image.clone());
         }
         let left = state.pulling.get(&self.image).map_or(0, |count| count - 1);
         if left > 0 {
@@ -299,14 +308,19 @@ impl Drop for Pulling<'_> {
             return;
         }
         state.pulling.remove(&self.image);
-        if !state.unsettled.contains_key(&self.image) {
+        if !state.unsettled.contains(&self.image) {
             remove(&self.records.pulling_dir, &self.image);
         }
     }
 }
 
-fn names(image: &cri::v1::Image) -> impl Iterator<Item = &String> {
-    image.repo_tags.iter().chain(&image.repo_digests)
+/// Whether the runtime lists an image under this name. The listed name may be longer: it includes the registry.
+fn is_called(image: &cri::v1::Image, name: &str) -> bool {
+    let mut listed = image.repo_tags.iter().chain(&image.repo_digests);
+    listed.any(|listed| {
+        let registry = listed.strip_suffix(name);
+        registry.is_some_and(|registry| registry.is_empty() || registry.ends_with('/'))
+    })
 }
 
 /// The image name without tag and digest.
@@ -377,6 +391,8 @@ fn remove(dir: &Path, key: &str) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const NOW: Timestamp = Timestamp::UNIX_EPOCH;
@@ -391,17 +407,29 @@ mod tests {
         }
     }
 
-    fn pull(records: &PullRecords, image: &str, id: &str, by: Option<PullSecret>) {
+    fn load(dir: &tempfile::TempDir) -> Arc<PullRecords> {
+        Arc::new(PullRecords::load(dir.path()))
+    }
+
+    fn listed(id: &str, name: &str) -> cri::v1::Image {
+        cri::v1::Image {
+            id: id.into(),
+            repo_tags: vec![name.into()],
+            ..Default::default()
+        }
+    }
+
+    fn pull(records: &Arc<PullRecords>, image: &str, id: &str, by: Option<PullSecret>) {
         records.begin(image, None, NOW).unwrap().came(id, by, NOW);
     }
 
     #[test]
     fn pods_with_the_recorded_pull_secret_may_use_the_image_after_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let records = PullRecords::load(dir.path(), NOW);
+        let records = load(&dir);
         assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Free, "preloaded");
         pull(&records, IMAGE, "i1", Some(secret("regcred", "h1")));
-        for records in [records, PullRecords::load(dir.path(), NOW)] {
+        for records in [records, load(&dir)] {
             let may = |image: &str, own: &[PullSecret]| records.verdict(image, "i1").allows(own);
             assert!(!may(IMAGE, &[]));
             assert!(!may(IMAGE, &[secret("other", "h2"), secret("none", "")]));
@@ -416,7 +444,7 @@ mod tests {
     #[test]
     fn images_pulled_anonymously_are_available_to_all_pods() {
         let dir = tempfile::tempdir().unwrap();
-        let records = PullRecords::load(dir.path(), NOW);
+        let records = load(&dir);
         pull(&records, IMAGE, "i1", Some(secret("regcred", "h1")));
         pull(&records, "public/app:1", "i2", None);
         pull(
@@ -435,13 +463,13 @@ mod tests {
         assert!(!records.verdict(IMAGE, "i1").allows(&[]), "young");
         records.prune(&there, NOW + Duration::from_secs(1));
         assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Free, "it is gone");
-        assert_eq!(fs::read_dir(records.pulled_dir).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(&records.pulled_dir).unwrap().count(), 1);
     }
 
     #[test]
-    fn a_pull_that_was_given_up_leaves_no_image_to_everybody() {
+    fn an_image_whose_pull_ended_with_the_kubelet_needs_a_pull() {
         let dir = tempfile::tempdir().unwrap();
-        let records = PullRecords::load(dir.path(), NOW);
+        let records = load(&dir);
         let pulling = records.begin(IMAGE, None, NOW).unwrap();
         assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Pull, "while it runs");
         pulling.failed();
@@ -449,25 +477,40 @@ mod tests {
         drop(records.begin(IMAGE, None, NOW).unwrap());
         // An aborted pull does not revoke the access to a preloaded image.
         drop(records.begin("preloaded:1", Some("i2"), NOW).unwrap());
-        for records in [records, PullRecords::load(dir.path(), NOW)] {
+        for _ in 0..2 {
+            let records = load(&dir);
             assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Pull);
             records.begin(IMAGE, Some("i1"), NOW).unwrap().failed();
             assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Pull);
             assert_eq!(records.verdict("preloaded:1", "i2"), Verdict::Free);
-            let came = [cri::v1::Image {
-                id: "i1".into(),
-                repo_tags: vec![IMAGE.into()],
-                ..Default::default()
-            }];
-            records.prune(&came, NOW + 2 * LATEST);
-            assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Pull, "it came late");
         }
-        let records = PullRecords::load(dir.path(), NOW);
-        records.prune(&[], NOW + Duration::from_secs(1));
-        assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Pull, "it may come");
-        records.prune(&[], NOW + LATEST);
-        assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Free);
-        assert_eq!(fs::read_dir(records.pulling_dir).unwrap().count(), 0);
+        let records = load(&dir);
+        let there = [listed("i1", IMAGE), listed("i2", "preloaded:1")];
+        records.prune(&there, NOW);
+        for records in [records, load(&dir)] {
+            assert!(
+                !records.verdict(IMAGE, "i1").allows(&[]),
+                "the pull brought it"
+            );
+            assert_eq!(records.verdict("preloaded:1", "i2"), Verdict::Free);
+            assert_eq!(fs::read_dir(&records.pulling_dir).unwrap().count(), 0);
+        }
+    }
+
+    #[test]
+    fn an_image_imported_after_an_aborted_pull_is_available_to_all_pods() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(load(&dir).begin("app:1", None, NOW).unwrap());
+        let records = load(&dir);
+        let other = listed("i1", "private.example/other-app:1");
+        records.prune(std::slice::from_ref(&other), NOW);
+        assert_eq!(fs::read_dir(&records.pulling_dir).unwrap().count(), 0);
+        records.prune(&[other, listed("i2", "docker.io/library/app:1")], NOW);
+        for records in [records, load(&dir)] {
+            assert_eq!(records.verdict("app:1", "i2"), Verdict::Free);
+            let other = records.verdict("private.example/other-app:1", "i1");
+            assert_eq!(other, Verdict::Free);
+        }
     }
 
     #[test]

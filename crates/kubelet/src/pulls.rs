@@ -1,8 +1,8 @@
 //! Limits parallel image pulls and their rate, as the KubeletConfiguration says.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{configuration::KubeletConfiguration, rate::Rate};
 
@@ -12,7 +12,7 @@ pub(crate) const EXCEEDED: &str = "pull QPS exceeded";
 /// The limits.
 pub struct Pulls {
     /// One permit per parallel pull; `None`: unlimited.
-    slots: Option<Semaphore>,
+    slots: Option<Arc<Semaphore>>,
     rate: Option<Rate>,
 }
 
@@ -25,7 +25,7 @@ impl Pulls {
         let slots = slots.and_then(|slots| usize::try_from(slots).ok());
         let slots = slots.map(|slots| slots.min(Semaphore::MAX_PERMITS));
         Self {
-            slots: slots.map(Semaphore::new),
+            slots: slots.map(|slots| Arc::new(Semaphore::new(slots))),
             rate: Rate::new(
                 configuration.registry_pull_qps,
                 configuration.registry_burst,
@@ -34,10 +34,10 @@ impl Pulls {
     }
 
     /// Waits for a permit. Fails if the rate limit is exceeded.
-    pub async fn turn(&self) -> Result<Option<SemaphorePermit<'_>>, &'static str> {
+    pub async fn turn(&self) -> Result<Option<OwnedSemaphorePermit>, &'static str> {
         let permit = match &self.slots {
             // The semaphore is never closed.
-            Some(slots) => slots.acquire().await.ok(),
+            Some(slots) => slots.clone().acquire_owned().await.ok(),
             None => None,
         };
         if let Some(rate) = &self.rate
@@ -69,7 +69,7 @@ mod tests {
             (|c| c.serialize_image_pulls = true, Some(1)),
         ] {
             let pulls = pulls(change);
-            let free = |pulls: &Pulls| pulls.slots.as_ref().map(Semaphore::available_permits);
+            let free = |pulls: &Pulls| pulls.slots.as_ref().map(|slots| slots.available_permits());
             assert_eq!(free(&pulls), slots);
             let turn = pulls.turn().await.unwrap();
             assert_eq!(free(&pulls), slots.map(|slots| slots - 1));

@@ -175,6 +175,7 @@ async fn start_volumes(
         config: config.clone(),
         drivers,
         writes: tokio::sync::Mutex::default(),
+        metrics: core.metrics.volumes.clone(),
     });
     retry(config, "cannot make the CSINode", || {
         registrar.ensure_csi_node(node)
@@ -237,6 +238,7 @@ fn core(config: &Arc<Config>, context: &Context, drivers: &Drivers) -> Core {
     );
     let metrics = Metrics::default();
     metrics.count_calls(&runtime.calls);
+    volumes.observe(metrics.volumes.clone());
     Core {
         runtime: Runtime {
             client: runtime,
@@ -261,7 +263,7 @@ fn core(config: &Arc<Config>, context: &Context, drivers: &Drivers) -> Core {
         stats: stats::Provider::default(),
         metrics,
         pulls: parking_lot::Mutex::new(Arc::new(Pulls::new(&config.kubelet))),
-        pull_records: PullRecords::load(&config.root_dir, config.clock.now()),
+        pull_records: Arc::new(PullRecords::load(&config.root_dir)),
         settings: watch::Sender::new(Arc::new(config.kubelet.clone())),
         evictions: parking_lot::Mutex::default(),
         images_seen: parking_lot::Mutex::default(),

@@ -98,10 +98,11 @@ async fn a_container_that_fails_its_liveness_probe_restarts_though_it_ends_well(
     node.create("p", spec).await;
     node.shows("p", "/phase", "Running").await;
     std::fs::remove_file(&alive).unwrap();
-    node.shows("p", "/containerStatuses/0/restartCount", 1)
-        .await;
-    std::fs::write(&alive, "").unwrap();
+    let reason = "/containerStatuses/0/state/waiting/reason";
+    node.shows("p", reason, "CrashLoopBackOff").await;
     node.shows("p", "/phase", "Running").await;
+    std::fs::write(&alive, "").unwrap();
+    node.shows("p", "/containerStatuses/0/ready", true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -558,9 +559,8 @@ async fn a_failed_probe_call_is_retried_and_does_not_count_as_a_result() {
     assert_eq!(node.runtime.state.lock().stops, []);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_image_that_a_secret_brought_is_only_for_pods_that_have_the_secret() {
-    let mut node = TestNode::start().await;
+/// Creates a secret for the private registry.
+async fn create_registry_secret(node: &TestNode) {
     let config = json!({"auths": {"private.example": {"username": "ada", "password": "pw"}}});
     let secret = json!({"metadata": {"name": "regcred"}, "type": "kubernetes.io/dockerconfigjson",
         "stringData": {".dockerconfigjson": config.to_string()}});
@@ -568,27 +568,75 @@ async fn an_image_that_a_secret_brought_is_only_for_pods_that_have_the_secret() 
     let secrets = Api::<Secret>::namespaced(node.client.clone(), "default");
     let params = PostParams::default();
     secrets.create(&params, &secret).await.unwrap();
-    let spec = |container: &str, policy: &str, secrets: Value| {
-        json!({"imagePullSecrets": secrets, "containers": [
-            {"name": container, "image": "private.example/app:1", "imagePullPolicy": policy}]})
-    };
-    let regcred = || json!([{"name": "regcred"}]);
-    node.create("owner", spec("o", "IfNotPresent", regcred()))
+}
+
+fn private(container: &str, policy: &str, secrets: Value) -> Value {
+    json!({"imagePullSecrets": secrets, "containers": [
+        {"name": container, "image": "private.example/app:1", "imagePullPolicy": policy}]})
+}
+
+fn regcred() -> Value {
+    json!([{"name": "regcred"}])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_a_secret_brought_is_only_for_pods_that_have_the_secret() {
+    let mut node = TestNode::start().await;
+    create_registry_secret(&node).await;
+    node.create("owner", private("o", "IfNotPresent", regcred()))
         .await;
     node.shows("owner", "/phase", "Running").await;
-    node.create("thief", spec("t", "Never", json!([]))).await;
+    node.create("thief", private("t", "Never", json!([]))).await;
     let reason = "/containerStatuses/0/state/waiting/reason";
     node.shows("thief", reason, "ErrImageNeverPull").await;
     node.stop_kubelet().await;
     node.start_kubelet();
-    node.create("other", spec("x", "IfNotPresent", json!([])))
+    node.create("other", private("x", "IfNotPresent", json!([])))
         .await;
     node.wait("the pull to be refused", || async {
         let status = node.status("other").await.to_string();
         status.contains("ErrImagePull") && status.contains("no such image")
     })
     .await;
-    node.create("friend", spec("f", "Never", regcred())).await;
+    node.create("friend", private("f", "Never", regcred()))
+        .await;
     node.shows("friend", "/phase", "Running").await;
     assert!(node.runtime.container("t").is_none() && node.runtime.container("x").is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_came_after_its_pod_was_deleted_is_only_for_pods_with_its_secret() {
+    let node = TestNode::start().await;
+    create_registry_secret(&node).await;
+    node.runtime.state.lock().holds_pulls = true;
+    node.create("owner", private("o", "IfNotPresent", regcred()))
+        .await;
+    // The sandbox is there while the image is pulled.
+    node.wait("the sandbox", || async {
+        let status = node.status("owner").await;
+        let conditions = status["conditions"].as_array().cloned();
+        let mut conditions = conditions.into_iter().flatten();
+        conditions.any(|one| one["type"] == "PodReadyToStartContainers" && one["status"] == "True")
+    })
+    .await;
+    let intents = node.path("kubelet/image_manager/pulling");
+    let count = || std::fs::read_dir(&intents).map_or(0, Iterator::count);
+    node.wait("the pull to begin", || async { count() == 1 })
+        .await;
+    let params = DeleteParams::default();
+    node.pods().delete("owner", &params).await.unwrap();
+    node.wait("the pod to go", || async {
+        node.get("owner").await.is_none()
+    })
+    .await;
+    assert_eq!(count(), 1, "the pull goes on");
+    node.runtime.state.lock().holds_pulls = false;
+    node.wait("the pull to end", || async { count() == 0 })
+        .await;
+    node.create("thief", private("t", "Never", json!([]))).await;
+    let reason = "/containerStatuses/0/state/waiting/reason";
+    node.shows("thief", reason, "ErrImageNeverPull").await;
+    node.create("friend", private("f", "Never", regcred()))
+        .await;
+    node.shows("friend", "/phase", "Running").await;
 }

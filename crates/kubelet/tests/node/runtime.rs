@@ -44,6 +44,8 @@ pub(crate) struct State {
     pub pulled: Vec<String>,
     /// Present images that were pulled with credentials.
     pub private: Vec<String>,
+    /// Whether pulls wait.
+    pub holds_pulls: bool,
     /// Commands that the runtime cannot run, and how often it was asked to.
     pub broken: BTreeMap<String, u32>,
     /// Whether containers keep running after a stop request.
@@ -144,6 +146,14 @@ fn matches(labels: &BTreeMap<String, String>, selector: &BTreeMap<String, String
     selector
         .iter()
         .all(|(key, value)| labels.get(key) == Some(value))
+}
+
+fn image(name: String) -> v1::Image {
+    v1::Image {
+        id: format!("sha256:{name}"),
+        repo_tags: vec![name],
+        ..Default::default()
+    }
 }
 
 fn container_stats(state: &State, container: &Container) -> v1::ContainerStats {
@@ -534,11 +544,7 @@ impl ImageService for Fake {
             return Err(Status::internal("cannot look"));
         }
         let is_there = self.state.lock().private.contains(&name);
-        let image = (is_there || name.starts_with("here")).then(|| v1::Image {
-            id: format!("sha256:{name}"),
-            repo_tags: vec![name],
-            ..Default::default()
-        });
+        let image = (is_there || name.starts_with("here")).then(|| image(name));
         Ok(Response::new(v1::ImageStatusResponse {
             image,
             ..Default::default()
@@ -549,7 +555,10 @@ impl ImageService for Fake {
         &self,
         _: Request<v1::ListImagesRequest>,
     ) -> Answer<v1::ListImagesResponse> {
-        Ok(Response::new(Default::default()))
+        let images = self.state.lock().private.clone().into_iter();
+        Ok(Response::new(v1::ListImagesResponse {
+            images: images.map(image).collect(),
+        }))
     }
 
     async fn pull_image(
@@ -558,6 +567,9 @@ impl ImageService for Fake {
     ) -> Answer<v1::PullImageResponse> {
         let request = request.into_inner();
         let name = request.image.unwrap().image;
+        while self.state.lock().holds_pulls {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
         if name.starts_with("private.example/") && request.auth.is_some() {
             self.state.lock().private.push(name);
             return Ok(Response::new(Default::default()));
