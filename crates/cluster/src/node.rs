@@ -49,6 +49,8 @@ pub(crate) struct Node {
     pub proxy_client: kube::Client,
     /// The kubelet's TLS configuration.
     pub serving: Arc<rustls::ServerConfig>,
+    /// The kubelet's certificates, for its metrics.
+    pub certificates: kubelet::Certificates,
     /// The cluster's CA, as PEM.
     pub authority: Vec<u8>,
     /// An ID shared by all nodes of the cluster: the hash of its CA.
@@ -66,6 +68,13 @@ impl Node {
             kubelet_client: plane.connector.as_node(name, settings.node_ip),
             proxy_client: plane.connector.as_user(proxy),
             serving: plane.pki.kubelet_config()?,
+            certificates: kubelet::Certificates {
+                client: match plane.pki.issued(pki::Leaf::Kubelet) {
+                    Ok(issued) => Some(issued.clone()),
+                    Err(_) => None,
+                },
+                serving: Some(plane.pki.issued(pki::Leaf::KubeletServing)?.clone()),
+            },
             authority: plane.pki.ca().pem().as_bytes().to_vec(),
             cluster: plane.pki.ca().public_key_hash(),
             with_apiserver: true,
@@ -79,6 +88,10 @@ impl Node {
             kubelet_client: membership.client(&membership.kubelet)?,
             proxy_client: membership.client(&membership.proxy)?,
             serving: Arc::new(membership.serving.server_config(ca)?),
+            certificates: kubelet::Certificates {
+                client: Some(membership.kubelet.clone()),
+                serving: Some(membership.serving.clone()),
+            },
             authority: ca.to_vec(),
             cluster: pki::public_key_hash(ca)?,
             with_apiserver: false,
@@ -92,6 +105,8 @@ impl Node {
         current: &watch::Receiver<Settings>,
     ) -> Result<Vec<Arc<dyn Service>>, Error> {
         let nft = Nft::new();
+        let marker = Marker::read(&settings.data_dir)?;
+        let cgroup_root = format!("/{}", marker::cgroup(&settings.id, marker.as_ref()));
         let mut services: Vec<Arc<dyn Service>> = Vec::new();
         let (network, routed) = pod_network(settings, &nft, &mut services)?;
         let network = self.with_policies(settings, network, &nft, &mut services);
@@ -105,8 +120,6 @@ impl Node {
         let socket = match &settings.container_runtime_endpoint {
             Some(path) => {
                 // The runtime connects pods by calling this binary as a CNI plugin.
-        let marker = Marker::read(&settings.data_dir)?;
-        let cgroup_root = format!("/{}", marker::cgroup(&settings.id, marker.as_ref()));
                 services.extend(routed.map(|routed| {
                     Arc::new(CniServer {
                         socket: cni::socket(&settings.state_dir),
@@ -122,6 +135,7 @@ impl Node {
                 let mut config =
                     runtime::Config::new(&settings.id, settings.data_dir.clone(), network);
                 config.socket = settings.cri_socket.clone();
+                config.cgroup_root.clone_from(&cgroup_root);
                 config.handlers = settings.runtime_handlers.clone();
                 config.image_dirs.extend(settings.image_dir.clone());
                 config.registries = settings.registries.clone();
@@ -135,7 +149,6 @@ impl Node {
         if settings.cni.is_none() {
             services.push(Arc::new(Peers {
                 client: self.proxy_client.clone(),
-                config.cgroup_root.clone_from(&cgroup_root);
                 peers,
             }));
             let (node, nft) = (self.clone(), nft.clone());
@@ -239,6 +252,7 @@ impl Node {
     fn kubelet(
         &self,
         settings: &Settings,
+        cgroup_root: String,
         socket: PathBuf,
         node_ip_changes: watch::Receiver<Vec<IpAddr>>,
     ) -> Arc<dyn Service> {
@@ -251,8 +265,8 @@ impl Node {
             self.serving.clone(),
         );
         config.client_ca.clone_from(&self.authority);
+        config.certificates = self.certificates.clone();
         config.node_ips = settings.node_ips();
-        cgroup_root: String,
         config.node_ip_changes = Some(node_ip_changes);
         config.port = settings.kubelet_port;
         config.root_dir.clone_from(&settings.kubelet_root);

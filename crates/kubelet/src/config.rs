@@ -64,6 +64,8 @@ pub struct Config {
     /// The cluster's CAs as PEM: client certificates of these are accepted beside those of
     /// `authentication.x509.clientCAFile`.
     pub client_ca: Vec<u8>,
+    /// The certificates that metrics show.
+    pub certificates: Certificates,
     /// The address of `/healthz` without TLS; upstream's is 127.0.0.1:10248.
     pub healthz: Option<SocketAddr>,
     /// The directory of the node's own logs, which `/logs/` serves.
@@ -103,6 +105,15 @@ pub struct Config {
     pub clock: Arc<dyn Clock>,
 }
 
+/// The kubelet's own certificates, which are renewed outside of it.
+#[derive(Clone, Default)]
+pub struct Certificates {
+    /// With which it is a client of the API server.
+    pub client: Option<Arc<dyn pki::Lifetime>>,
+    /// Of its HTTPS server.
+    pub serving: Option<Arc<dyn pki::Lifetime>>,
+}
+
 impl Config {
     /// A configuration with defaults for everything that has one.
     pub fn new(
@@ -129,6 +140,7 @@ impl Config {
             port: 10250,
             tls,
             client_ca: Vec::new(),
+            certificates: Certificates::default(),
             healthz: None,
             node_logs_dir: "/var/log".into(),
             cluster_dns: Vec::new(),

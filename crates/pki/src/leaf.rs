@@ -1,6 +1,12 @@
 //! The certificates of this process: their subjects, and how they are issued and renewed.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
@@ -119,6 +125,8 @@ impl Leaf {
 /// One certificate with its key. Holders of a reference see renewed ones automatically.
 pub struct Issued {
     current: ArcSwap<Current>,
+    /// The number of failed renewals.
+    errors: AtomicU64,
 }
 
 struct Current {
@@ -153,6 +161,11 @@ impl Issued {
         self.current.load().not_after
     }
 
+    /// How often a renewal failed.
+    pub fn renewal_errors(&self) -> u64 {
+        self.errors.load(Ordering::Relaxed)
+    }
+
     /// When two thirds of its lifetime are over.
     pub fn renew_at(&self) -> Timestamp {
         self.current.load().renew_at
@@ -176,6 +189,7 @@ impl Issued {
         };
         Ok(Self {
             current: ArcSwap::from_pointee(current),
+            errors: AtomicU64::new(0),
         })
     }
 
@@ -192,8 +206,10 @@ impl Issued {
         if now < current.renew_at && fits(&current.certified.cert[0], leaf, names, authority, now) {
             return Ok(false);
         }
-        self.current
-            .store(Arc::new(issue(leaf, dir, names, authority, now)?));
+        let fresh = issue(leaf, dir, names, authority, now).inspect_err(|_| {
+            self.errors.fetch_add(1, Ordering::Relaxed);
+        })?;
+        self.current.store(Arc::new(fresh));
         Ok(true)
     }
 }

@@ -4,7 +4,10 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use arc_swap::ArcSwapOption;
@@ -71,6 +74,8 @@ pub struct Renewing {
     current: ArcSwapOption<Current>,
     /// Incremented with each certificate: clients reconnect when it changes.
     generation: watch::Sender<u64>,
+    /// The number of failed renewals.
+    errors: AtomicU64,
 }
 
 impl std::fmt::Debug for Renewing {
@@ -99,6 +104,7 @@ impl Renewing {
             path: path.to_owned(),
             current: ArcSwapOption::new(current.map(Arc::new)),
             generation: watch::Sender::new(0),
+            errors: AtomicU64::new(0),
         }))
     }
 
@@ -135,6 +141,21 @@ impl Renewing {
         current
             .as_ref()
             .is_some_and(|it| it.from <= now && now < it.until)
+    }
+
+    /// Its expiry. `None` without a certificate.
+    pub fn not_after(&self) -> Option<Timestamp> {
+        self.current.load().as_ref().map(|current| current.until)
+    }
+
+    /// Counts a renewal that failed.
+    pub fn count_error(&self) {
+        self.errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often a renewal failed.
+    pub fn renewal_errors(&self) -> u64 {
+        self.errors.load(Ordering::Relaxed)
     }
 
     /// When it should be renewed: after four fifths of its lifetime. `None` without one.

@@ -28,6 +28,7 @@ pub(super) async fn serve(core: &Core) -> Response<Body> {
     containers(&mut page, &pods);
     evictions(&mut page, core);
     shutdown(&mut page, core);
+    certificates(&mut page, core);
     core.metrics.show(&mut page);
     client::metrics::show(&mut page);
     let summary = core.stats.summary(core, FRESH).await;
@@ -53,6 +54,39 @@ fn shutdown(page: &mut Exposition, core: &Core) {
     ] {
         page.family(name, "gauge", help);
         page.sample(name, &[], at.map_or(0.0, |at| at.as_second() as f64), None);
+    }
+}
+
+/// How long the kubelet's certificates are valid, and whether their renewal failed.
+fn certificates(page: &mut Exposition, core: &Core) {
+    let known = &core.config.certificates;
+    for (certificate, ttl, ttl_help, errors, errors_help) in [
+        (
+            &known.client,
+            "kubelet_certificate_manager_client_ttl_seconds",
+            "Seconds until the kubelet's client certificate expires; negative if it has expired",
+            "kubelet_certificate_manager_client_expiration_renew_errors",
+            "Counter of certificate renewal errors.",
+        ),
+        (
+            &known.serving,
+            "kubelet_certificate_manager_server_ttl_seconds",
+            "Seconds until the kubelet's serving certificate expires; negative if it has expired",
+            "kubelet_server_expiration_renew_errors",
+            "Counter of renewal errors of the serving certificate.",
+        ),
+    ] {
+        let Some(certificate) = certificate else {
+            continue;
+        };
+        if let Some(until) = certificate.not_after() {
+            page.family(ttl, "gauge", ttl_help);
+            let left = until.duration_since(core.now()).as_secs_f64();
+            page.sample(ttl, &[], left, None);
+        }
+        page.family(errors, "counter", errors_help);
+        let count = certificate.renewal_errors() as f64;
+        page.sample(errors, &[], count, None);
     }
 }
 
