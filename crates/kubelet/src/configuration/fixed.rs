@@ -46,7 +46,6 @@ const FIELDS: &[(&str, Accepts, &str)] = &[
     ),
     ("enableDebugFlagsHandler", Any, ""),
     ("enableProfilingHandler", Any, ""),
-    ("enableSystemLogQuery", Only(no), UNSUPPORTED),
     // Files and pods are watched, not polled.
     ("fileCheckFrequency", Any, ""),
     ("hairpinMode", Any, ""),

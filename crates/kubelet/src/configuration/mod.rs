@@ -146,6 +146,7 @@ pub struct KubeletConfiguration {
     pub registry_burst: i32,
     pub register_with_taints: Vec<Taint>,
     pub enable_system_log_handler: bool,
+    pub enable_system_log_query: bool,
     pub local_storage_capacity_isolation: bool,
     pub feature_gates: BTreeMap<String, bool>,
 }
@@ -227,6 +228,7 @@ impl Default for KubeletConfiguration {
             registry_burst: 10,
             register_with_taints: Vec::new(),
             enable_system_log_handler: true,
+            enable_system_log_query: false,
             local_storage_capacity_isolation: true,
             feature_gates: BTreeMap::new(),
         }

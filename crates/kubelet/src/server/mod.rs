@@ -11,6 +11,7 @@ mod healthz;
 mod idle;
 mod logs;
 mod metrics;
+mod node_log_query;
 mod node_logs;
 mod pods;
 mod stats;
@@ -281,7 +282,13 @@ async fn handle(
         ["logs", ..] if !core.settings().enable_system_log_handler => {
             text(StatusCode::METHOD_NOT_ALLOWED, "logs endpoint is disabled.")
         }
-        ["logs", path @ ..] => node_logs::serve(&core, path, request.uri().path()),
+        ["logs", path @ ..] => {
+            let queried = match core.settings().enable_system_log_query {
+                true => node_log_query::serve(&core, &ask).await,
+                false => None,
+            };
+            queried.unwrap_or_else(|| node_logs::serve(&core, path, request.uri().path()))
+        }
         ["containerLogs", namespace, pod, container] => {
             logs::serve(core.clone(), namespace, pod, container, &ask).await
         }

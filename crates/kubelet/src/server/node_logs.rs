@@ -36,7 +36,7 @@ pub(super) fn serve(core: &Core, parts: &[&str], path: &str) -> Response<Body> {
     }
 }
 
-fn open(root: &Path, parts: &[&str]) -> std::io::Result<File> {
+pub(super) fn open(root: &Path, parts: &[&str]) -> std::io::Result<File> {
     let root = File::open(root)?;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     // O_NONBLOCK: a pipe among the logs must not block the kubelet.
@@ -120,7 +120,7 @@ fn escape_url(text: &str) -> String {
 }
 
 /// The file up to its current length, so that a growing log ends.
-fn content(file: File, name: Option<&&str>, length: u64) -> Response<Body> {
+pub(super) fn content(file: File, name: Option<&&str>, length: u64) -> Response<Body> {
     let kind = match name.and_then(|name| Path::new(name).extension()?.to_str()) {
         Some("gz") => "application/gzip",
         Some("json") => "application/json",
