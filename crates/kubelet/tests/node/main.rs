@@ -6,6 +6,7 @@
 
 mod node_side;
 mod pods;
+mod restarts;
 mod runtime;
 mod storage;
 mod support;

@@ -226,7 +226,13 @@ fn unseen(
         return old.clone();
     }
     let mut status = empty(container);
-    status.state = Some(waiting(default_reason(facts), ""));
+    let initialized =
+        || spec::init_containers(facts.pod).is_empty() || facts.observed.is_initialized(facts.pod);
+    status.state = Some(match facts.terminal && !is_init && initialized() {
+        // It never ran, and will not: an error, since the pod did not end by itself.
+        true => lost("terminated"),
+        false => waiting(default_reason(facts), ""),
+    });
     let Some(old) = old else { return status };
     status.restart_count = old.restart_count;
     status.last_state = old.last_state.clone();

@@ -147,6 +147,10 @@ fn set_phase(facts: &Facts, status: &mut PodStatus) {
         .collect();
     let initialized = facts.observed.is_initialized(facts.pod);
     let mut phase = phase::phase(facts.pod, &all, facts.terminal, initialized);
+    // A pod that was stopped before it ran has failed.
+    if facts.terminal && !is_terminal(Some(phase)) && !spec::is_static(facts.pod) {
+        phase = "Failed";
+    }
     let in_api = facts.in_api.phase.as_deref();
     // A terminal phase never changes.
     for before in [in_api, facts.previous.phase.as_deref()]

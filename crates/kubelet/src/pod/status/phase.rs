@@ -21,9 +21,13 @@ struct Count {
 /// the first start.
 enum Seen {
     Missing,
-    Running { started: bool },
+    Running {
+        started: bool,
+    },
     Ended(i32),
     WaitingAfter(i32),
+    /// In back-off, though by its exit code it would not start again: it was killed to do so.
+    BackingOff,
     Waiting,
     Unknown,
 }
@@ -45,7 +49,10 @@ fn container_progress(all: &[&ContainerStatus], name: &str) -> Seen {
         }
     } else if let Some(ended) = &state.terminated {
         Seen::Ended(ended.exit_code)
-    } else if state.waiting.is_some() {
+    } else if let Some(waiting) = &state.waiting {
+        if last.is_some() && waiting.reason.as_deref() == Some("CrashLoopBackOff") {
+            return Seen::BackingOff;
+        }
         last.map_or(Seen::Waiting, |last| Seen::WaitingAfter(last.exit_code))
     } else {
         Seen::Unknown
@@ -94,7 +101,7 @@ fn count(pod: &Pod, all: &[&ContainerStatus]) -> Count {
             continue;
         }
         match state {
-            Seen::Ended(0) => {}
+            Seen::Ended(0) | Seen::BackingOff => {}
             Seen::Ended(code) | Seen::WaitingAfter(code) => {
                 if code != 0 && !restart::should_restart(container, spec, code) {
                     count.failed_init += 1;
@@ -117,6 +124,7 @@ fn count(pod: &Pod, all: &[&ContainerStatus]) -> Count {
                 let restarts = restart::should_restart(container, spec, code);
                 count.stopped_for_good += usize::from(!restarts);
             }
+            Seen::BackingOff => count.stopped += 1,
             Seen::Waiting => count.waiting += 1,
             Seen::Missing | Seen::Unknown => count.unknown += 1,
         }
@@ -131,7 +139,7 @@ fn count_sidecar(state: Seen, count: &mut Count) {
             count.running += 1;
         }
         // An ended sidecar does not count for the phase.
-        Seen::Ended(_) | Seen::WaitingAfter(_) => {}
+        Seen::Ended(_) | Seen::WaitingAfter(_) | Seen::BackingOff => {}
         Seen::Waiting => {
             count.pending_sidecars += 1;
             count.waiting += 1;

@@ -274,6 +274,33 @@ fn a_deleted_pod_ends_by_its_exit_codes() {
 }
 
 #[test]
+fn a_pod_that_was_stopped_before_it_ran_has_failed() {
+    for policy in ["Always", "OnFailure", "Never"] {
+        let spec = serde_json::json!({"restartPolicy": policy, "containers": [{"name": "a"}]});
+        let mut case = Case::new(spec, vec![]);
+        assert_eq!(case.status().phase.as_deref(), Some("Pending"));
+        case.terminal = true;
+        let status = case.status();
+        assert_eq!(status.phase.as_deref(), Some("Failed"));
+        let state = status.container_statuses.unwrap()[0].state.clone().unwrap();
+        let ended = state.terminated.unwrap();
+        assert_eq!(ended.exit_code, 137);
+        assert_eq!(ended.reason.as_deref(), Some("ContainerStatusUnknown"));
+    }
+}
+
+#[test]
+fn a_container_that_was_killed_to_run_again_leaves_the_pod_running_in_back_off() {
+    let spec = serde_json::json!({"restartPolicy": "OnFailure", "containers": [{"name": "a"}]});
+    let pod = Case::new(spec, vec![]).pod;
+    let status = serde_json::json!({"name": "a", "image": "", "imageID": "", "ready": false,
+        "restartCount": 2, "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": {"exitCode": 0}}});
+    let status: ContainerStatus = serde_json::from_value(status).unwrap();
+    assert_eq!(phase::phase(&pod, &[&status], false, true), "Running");
+}
+
+#[test]
 fn readiness_gates_and_foreign_conditions_are_kept() {
     let spec = serde_json::json!({"containers": [{"name": "a"}],
         "readinessGates": [{"conditionType": "example.com/gate"}]});
