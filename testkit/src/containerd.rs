@@ -20,7 +20,7 @@ pub struct Containerd {
 /// Pods on a bridge of the machine.
 const BRIDGE: &str = r#"{"cniVersion": "1.0.0", "name": "pods", "plugins": [
     {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false,
-     "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]],
+     "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/20"}]],
               "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "/run/cni-addresses"}},
     {"type": "portmap", "capabilities": {"portMappings": true}}]}"#;
 
@@ -100,10 +100,15 @@ impl Containerd {
         command.output().expect("ctr starts").into()
     }
 
+    /// The process id of the daemon.
+    pub fn pid(&self) -> u32 {
+        // nsenter has executed the daemon.
+        self.daemon.id()
+    }
+
     /// Sends a signal, such as to stop or continue the daemon.
     pub fn signal(&self, signal: &str) {
-        // nsenter has executed the daemon.
-        let pid = self.daemon.id().to_string();
+        let pid = self.pid().to_string();
         let sent = Command::new("kill").args([signal, &pid]).status();
         assert!(sent.expect("kill starts").success());
     }

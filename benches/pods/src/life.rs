@@ -34,6 +34,8 @@ pub(crate) struct Bench {
     pids: Vec<u32>,
     image: String,
     args: Vec<String>,
+    /// The node of the pods, in a cluster without a scheduler.
+    node: Option<&'static str>,
     /// In the environment of every process of a pod.
     mark: String,
 }
@@ -51,13 +53,18 @@ pub(crate) struct Measured {
 /// The usage of processes while idle.
 pub(crate) struct Used {
     cpu_percent: f64,
-    resident_megabytes: u64,
+    memory: process::Memory,
 }
 
 impl fmt::Display for Used {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (cpu, memory) = (self.cpu_percent, self.resident_megabytes);
-        write!(f, "{cpu:.2} % of a core, {memory} MB resident")
+        let megabytes = |bytes: u64| bytes / 1_000_000;
+        let (cpu, memory) = (self.cpu_percent, &self.memory);
+        let (resident, anonymous) = (megabytes(memory.resident), megabytes(memory.anonymous));
+        write!(
+            f,
+            "{cpu:.2} % of a core, {resident} MB resident, of which {anonymous} MB anonymous"
+        )
     }
 }
 
@@ -67,12 +74,14 @@ impl Bench {
         pids: Vec<u32>,
         image: String,
         args: Vec<String>,
+        node: Option<&'static str>,
     ) -> Self {
         Self {
             api: Api::namespaced(client, NAMESPACE),
             pids,
             image,
             args,
+            node,
             mark: format!(
                 "BENCH_PODS={}-{}",
                 id(),
@@ -101,7 +110,7 @@ impl Bench {
         let spent = process::cpu(&self.pids).saturating_sub(before);
         let used = Used {
             cpu_percent: spent.as_secs_f64() / over.as_secs_f64() * 100.0,
-            resident_megabytes: process::resident(&self.pids) / (1024 * 1024),
+            memory: process::memory(&self.pids),
         };
         self.remove().await?;
         Ok(used)
@@ -146,6 +155,7 @@ impl Bench {
         let pod = serde_json::from_value(json!({
             "metadata": {"name": name, "labels": {"bench": "pods"}},
             "spec": {
+                "nodeName": self.node,
                 "terminationGracePeriodSeconds": 5,
                 "containers": [{
                     "name": "main", "image": self.image, "args": self.args,

@@ -4,6 +4,7 @@
 //!
 //!     MAINSTAY_BIN=target/…/release/mainstay cargo run --release -p bench-pods      # a cluster of its own, as root
 //!     … -- --kubeconfig FILE --pid PID                                              # any cluster
+//!     … -- --upstream DIRECTORY                                                     # and kubelet with containerd
 //!     … -- --compare-kubeconfig FILE --compare-pid PID,PID --compare-image IMAGE    # and another beside it
 //!
 //! Every measurement is made on the one and then on the other. The image must be there already: the first pod
@@ -14,6 +15,7 @@
 mod life;
 mod process;
 mod target;
+mod upstream;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -39,6 +41,10 @@ pub struct Options {
     /// Image archives to import into a cluster of its own.
     #[arg(long)]
     import: Vec<PathBuf>,
+    /// A directory with upstream's kubelet and kube-apiserver (and etcd, if it is not installed): they run with
+    /// Debian's containerd on a machine of their own, with the same image, and are measured after the first cluster.
+    #[arg(long, conflicts_with = "compare_kubeconfig")]
+    upstream: Option<PathBuf>,
     /// A second cluster, measured after the first.
     #[arg(long)]
     compare_kubeconfig: Option<PathBuf>,

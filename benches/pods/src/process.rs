@@ -18,16 +18,29 @@ pub(crate) fn cpu(pids: &[u32]) -> Duration {
     Duration::from_millis(ticks.sum::<u64>() * 1000 / TICKS)
 }
 
-/// The resident memory of these processes in bytes.
-pub(crate) fn resident(pids: &[u32]) -> u64 {
-    let each = pids.iter().filter_map(|pid| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))?;
-        line.split_whitespace().next()?.parse::<u64>().ok()
-    });
-    each.sum::<u64>() * 1024
+/// The memory of processes in bytes.
+#[derive(Default)]
+pub(crate) struct Memory {
+    /// All of it, with the pages of the program's file.
+    pub resident: u64,
+    /// What the processes themselves have written to.
+    pub anonymous: u64,
+}
+
+/// The memory of these processes.
+pub(crate) fn memory(pids: &[u32]) -> Memory {
+    let mut sum = Memory::default();
+    for pid in pids {
+        let shown = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+        let line = |name: &str| {
+            let line = shown.lines().find_map(|line| line.strip_prefix(name));
+            let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+            kilobytes.unwrap_or(0_u64) * 1024
+        };
+        sum.resident += line("Rss:");
+        sum.anonymous += line("Anonymous:");
+    }
+    sum
 }
 
 /// The number of processes with this in their environment.

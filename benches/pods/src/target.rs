@@ -1,11 +1,23 @@
-//! The measured clusters: one of our own on a temporary machine, or any by kubeconfig.
+//! The measured clusters: one of our own and one of upstream's programs, each on a temporary machine, or any by
+//! kubeconfig.
 
-use std::{path::PathBuf, thread};
+use std::{
+    path::{Path, PathBuf},
+    thread,
+};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use testkit::Cluster;
+use testkit::{Cluster, Machine, busybox_archive};
 
-use crate::{Options, life::Bench};
+use crate::{
+    Options,
+    life::Bench,
+    upstream::{self, Upstream},
+};
+
+/// The image on both sides beside upstream, and its arguments.
+const IMAGE: &str = "local.test/busybox:1";
+const ARGS: &[&str] = &["/bin/busybox", "sleep", "360843"];
 
 /// One cluster.
 pub(crate) struct Target {
@@ -15,37 +27,33 @@ pub(crate) struct Target {
     pids: Vec<u32>,
     image: String,
     args: Vec<String>,
-    /// Our own cluster, if it was started here; its API is in its own network namespace.
-    own: Option<Cluster>,
+    /// The cluster, if it was started here.
+    started: Option<Started>,
+}
+
+/// A cluster whose API is in the network namespace of its machine.
+enum Started {
+    Own(Cluster),
+    Upstream(Upstream),
+}
+
+impl Started {
+    fn machine(&self) -> &Machine {
+        match self {
+            Self::Own(cluster) => cluster.machine(),
+            Self::Upstream(upstream) => upstream.machine(),
+        }
+    }
 }
 
 impl Target {
     /// The clusters of the options; one that is started here has room for `pods`.
     pub(crate) fn all(options: &Options, pods: usize) -> Result<Vec<Self>> {
-        let (own, kubeconfig, pids) = match &options.kubeconfig {
-            Some(file) => (None, file.clone(), options.pid.clone()),
-            None => {
-                let own = start(pods)?;
-                for archive in &options.import {
-                    let archive = archive.display().to_string();
-                    let imported = own.mainstay(&["image", "import", &archive]);
-                    if !imported.ok {
-                        bail!("{}", imported.stderr);
-                    }
-                }
-                let kubeconfig = readable_kubeconfig(&own)?;
-                let pids = vec![own.pid()];
-                (Some(own), kubeconfig, pids)
-            }
-        };
-        let mut all = vec![Self {
-            name: "first",
-            kubeconfig,
-            pids,
-            image: options.image.clone(),
-            args: some(&options.args),
-            own,
-        }];
+        let mut all = vec![Self::first(options, pods)?];
+        if let Some(programs) = &options.upstream {
+            all.push(Self::upstream(programs, pods)?);
+            all[0].use_common_image()?;
+        }
         if let Some(kubeconfig) = &options.compare_kubeconfig {
             all.push(Self {
                 name: "second",
@@ -53,38 +61,113 @@ impl Target {
                 pids: options.compare_pid.clone(),
                 image: options.compare_image.clone(),
                 args: some(&options.compare_args),
-                own: None,
+                started: None,
             });
         }
         Ok(all)
+    }
+
+    fn first(options: &Options, pods: usize) -> Result<Self> {
+        let (started, kubeconfig, pids) = match &options.kubeconfig {
+            Some(file) => (None, file.clone(), options.pid.clone()),
+            None => {
+                let own = start(pods)?;
+                for archive in &options.import {
+                    import(&own, &archive.display().to_string())?;
+                }
+                let kubeconfig = readable_kubeconfig(&own)?;
+                let pids = vec![own.pid()];
+                (Some(Started::Own(own)), kubeconfig, pids)
+            }
+        };
+        Ok(Self {
+            name: "first",
+            kubeconfig,
+            pids,
+            image: options.image.clone(),
+            args: some(&options.args),
+            started,
+        })
+    }
+
+    /// Upstream's programs, with the common image.
+    fn upstream(programs: &Path, pods: usize) -> Result<Self> {
+        let upstream = Upstream::start(programs, pods, busybox_archive)?;
+        let target = Self {
+            name: "upstream",
+            kubeconfig: upstream.kubeconfig().to_owned(),
+            pids: upstream.pids(),
+            image: IMAGE.to_owned(),
+            args: common_args(),
+            started: Some(Started::Upstream(upstream)),
+        };
+        let prepared = target.with_client(|client| async { upstream::prepare(client).await });
+        let Some(Started::Upstream(upstream)) = &target.started else {
+            return Ok(target);
+        };
+        prepared.with_context(|| upstream.logs())?;
+        Ok(target)
+    }
+
+    /// Uses the image that upstream has, so that both start the same program.
+    fn use_common_image(&mut self) -> Result<()> {
+        if let Some(Started::Own(own)) = &self.started {
+            let archive = busybox_archive(&own.machine().dir().join("image"));
+            import(own, &archive)?;
+            (self.image, self.args) = (IMAGE.to_owned(), common_args());
+            self.name = "mainstay";
+        }
+        Ok(())
     }
 
     pub(crate) const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Runs work where the API is reachable.
+    /// Runs a measurement where the API is reachable.
     pub(crate) fn run<T, F>(&self, work: impl FnOnce(Bench) -> F + Send + 'static) -> Result<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T>>,
     {
-        let (kubeconfig, pids) = (self.kubeconfig.clone(), self.pids.clone());
+        let pids = self.pids.clone();
         let (image, args) = (self.image.clone(), self.args.clone());
+        let node = match &self.started {
+            Some(Started::Upstream(_)) => Some(upstream::NODE),
+            _ => None,
+        };
+        self.with_client(move |client| work(Bench::new(client, pids, image, args, node)))
+    }
+
+    fn with_client<T, F>(&self, work: impl FnOnce(kube::Client) -> F + Send + 'static) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>>,
+    {
+        let kubeconfig = self.kubeconfig.clone();
         let body = move || {
             let runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = { runtime }.enable_all().build()?;
-            runtime.block_on(async move {
-                let client = client::from_kubeconfig(kubeconfig)?;
-                work(Bench::new(client, pids, image, args)).await
-            })
+            runtime.block_on(async move { work(client::from_kubeconfig(kubeconfig)?).await })
         };
-        let thread = match &self.own {
-            Some(own) => own.machine().thread(body),
+        let thread = match &self.started {
+            Some(started) => started.machine().thread(body),
             None => thread::spawn(body),
         };
         thread.join().map_err(|_| anyhow!("the bench panicked"))?
     }
+}
+
+fn common_args() -> Vec<String> {
+    ARGS.iter().map(|arg| (*arg).to_owned()).collect()
+}
+
+fn import(cluster: &Cluster, archive: &str) -> Result<()> {
+    let imported = cluster.mainstay(&["image", "import", archive]);
+    if !imported.ok {
+        bail!("{}", imported.stderr);
+    }
+    Ok(())
 }
 
 /// An empty argument stands for none.
