@@ -40,6 +40,30 @@ pub fn set_timeouts() {
     }
 }
 
+/// The minimum of tracked connections, for the machine and for each core, as kube-proxy sets it.
+const ENTRIES: usize = 131_072;
+const ENTRIES_PER_CORE: usize = 32_768;
+const LIMIT: &str = "net/netfilter/nf_conntrack_max";
+
+/// Raises the kernel's limit of tracked connections, which follows from the memory of the machine: when it is reached,
+/// no new connection of any pod works. A higher limit stays.
+pub fn raise_limit() {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let wanted = wanted_entries(cores);
+    let now = std::fs::read_to_string(format!("/proc/sys/{LIMIT}"));
+    let now = now.ok().and_then(|now| now.trim().parse::<usize>().ok());
+    if now.is_some_and(|now| now < wanted)
+        && let Err(error) = sysctl::set(LIMIT, &wanted.to_string())
+    {
+        // Only the machine's own network namespace may change it.
+        tracing::debug!(%error, "cannot raise the limit of tracked connections");
+    }
+}
+
+fn wanted_entries(cores: usize) -> usize {
+    ENTRIES.max(cores * ENTRIES_PER_CORE)
+}
+
 /// A tracked UDP conversation, as its first packet had it and as the answer comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flow {
@@ -121,4 +145,16 @@ fn port(tuple: &[u8], kind: u16) -> Option<u16> {
     find(protocol, kind)?
         .first_chunk::<2>()
         .map(|bytes| u16::from_be_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_of_connections_grows_with_the_cores() {
+        assert_eq!(wanted_entries(1), 131_072);
+        assert_eq!(wanted_entries(4), 131_072);
+        assert_eq!(wanted_entries(64), 2_097_152);
+    }
 }

@@ -333,7 +333,8 @@ impl Worker<'_> {
         self.proxy.nft.apply(&self.ruleset.full()).await?;
         self.proxy.health.updated(Sync::Full, begun.elapsed());
         // The kernel has these settings once a rule looks at connections.
-        network::conntrack::set_timeouts();
+        conntrack::set_timeouts();
+        conntrack::raise_limit();
         self.forget(datagrams).await;
         Ok(())
     }

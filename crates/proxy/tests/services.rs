@@ -208,6 +208,30 @@ fn a_cluster_address_is_served_by_all_endpoints_for_pods_and_the_node() {
     });
 }
 
+/// Many kernels have no SCTP sockets; the rules need none.
+#[test]
+fn rules_of_sctp_services_are_accepted_by_the_kernel() {
+    lab::node(|outside| async move {
+        let node = Node::start(outside, None).await;
+        let port = json!([{"name": "signal", "port": 3868, "protocol": "SCTP", "nodePort": 30132}]);
+        let mut slice = slice("web", here(&["10.42.0.1"]));
+        let ports = json!([{"name": "signal", "port": 8132, "protocol": "SCTP"},
+                           {"name": "signal", "port": 9, "protocol": "TCP"}]);
+        slice.ports = serde_json::from_value(ports).unwrap();
+        node.sources.slices.upsert(slice);
+        node.service(json!({"type": "NodePort", "ports": port}));
+        node.table_has("10.43.0.9 . sctp . 3868 : 10.42.0.1 . 8132", true)
+            .await;
+        node.table_has("sctp . 30132 : 10.42.0.1 . 8132", true)
+            .await;
+        node.service(json!({"type": "NodePort", "ports": port, "sessionAffinity": "ClientIP"}));
+        node.table_has("10.43.0.9 . sctp . 3868 : goto", true).await;
+        node.table_has("10.42.0.1 . 9", false).await;
+        node.service(json!({"type": "ClusterIP", "ports": []}));
+        node.table_has("sctp", false).await;
+    });
+}
+
 #[test]
 fn half_closed_connections_are_tracked_for_an_hour() {
     lab::node(|outside| async move {
