@@ -417,6 +417,9 @@ fn agents_go_on_without_a_server(site: &mut Site, pods: &[Value]) {
     site.cluster.kill();
     // Also an agent that is started while there is no server.
     site.two.stop();
+    let earlier = std::fs::read_to_string(site.two.log())
+        .expect("a log")
+        .len();
     site.two.start(&[]);
     let name_of = |node: &str| {
         let pod = pods.iter().find(|pod| text(pod, "/spec/nodeName") == node);
@@ -440,6 +443,14 @@ fn agents_go_on_without_a_server(site: &mut Site, pods: &[Value]) {
     });
     site.cluster.start();
     site.wait_for_nodes(3);
+    // A service manager waits for this.
+    eventually("the agent to be ready after the outage", || {
+        let log = std::fs::read_to_string(site.two.log()).expect("a log");
+        match log[earlier..].contains("This node has joined") {
+            true => Ok(()),
+            false => Err(log[earlier..].to_owned()),
+        }
+    });
 }
 
 /// A pod of another node, by its address.
@@ -567,4 +578,13 @@ fn a_reconnected_machine_removes_pods_that_were_moved() {
             left => Err(format!("{left} are left")),
         }
     });
+
+    // Back again, when its node is drained.
+    let drain = ["drain", "one", "--ignore-daemonsets"];
+    let drained = site.cluster.kubectl(&drain).success();
+    assert!(drained.contains("node/one drained"), "{drained}");
+    let back = ready_pods(&site.cluster, "app=movable", 1);
+    assert_eq!(text(&back[0], "/spec/nodeName"), "two");
+    let node = site.cluster.get(&["node", "one"]);
+    assert_eq!(node["spec"]["unschedulable"], true);
 }
