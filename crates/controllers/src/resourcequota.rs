@@ -28,6 +28,7 @@ use quota::{
     counted, scopes, usage,
 };
 use reconcile::{Action, Controller, Error, Key, Queue, Writer};
+use tokio_util::sync::DropGuard;
 
 use crate::{discovery, shared::Shared};
 
@@ -37,6 +38,8 @@ const ACCOUNT: &str = "resourcequota-controller";
 
 /// How often everything is recounted.
 const RESYNC: Duration = Duration::from_secs(300);
+/// How soon a quota is recounted at the latest if a kind that it counts is not served or failed.
+const DISCOVERY: Duration = Duration::from_secs(30);
 /// The minimum interval between two counts of a quota: many deletions cause one more list, not one
 /// each.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -45,14 +48,20 @@ type Meta = PartialObjectMeta<DynamicObject>;
 /// Group and plural.
 type Identity = (String, String);
 
+/// A kind whose deletions are watched until this is dropped.
+struct Watched {
+    api: ApiResource,
+    _stop: DropGuard,
+}
+
 struct Counter {
     shared: Arc<Shared>,
     quotas: Writer<ResourceQuota>,
     queue: Queue<Key>,
     /// Guards when each quota may be counted next.
     next: Mutex<HashMap<Key, Instant>>,
-    /// Guards the kinds whose deletions are watched, with their API.
-    kinds: Mutex<HashMap<Identity, ApiResource>>,
+    /// Guards the kinds whose deletions are watched.
+    kinds: Mutex<HashMap<Identity, Watched>>,
 }
 
 /// Starts the controller.
@@ -61,7 +70,7 @@ pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Counter {
         shared: shared.clone(),
         quotas: shared.writer(ACCOUNT),
-        queue: Queue::default(),
+        queue: Queue::with_retry_cap(DISCOVERY),
         next: Mutex::default(),
         kinds: Mutex::default(),
     });
@@ -114,14 +123,23 @@ fn has_ended(pod: &Pod) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Whether the status does not match the spec.
-fn is_behind(quota: &ResourceQuota) -> bool {
+/// Whether this spec was never counted.
+fn is_new(quota: &ResourceQuota) -> bool {
     let hard = quota.spec.as_ref().and_then(|spec| spec.hard.as_ref());
     let status = quota.status.as_ref();
-    let used = status.and_then(|status| status.used.as_ref());
-    let counted = |name: &String| used.is_some_and(|used| used.contains_key(name));
     status.and_then(|status| status.hard.as_ref()) != hard
-        || !hard.is_none_or(|hard| hard.keys().all(counted))
+        || status.is_none_or(|status| status.used.is_none())
+}
+
+/// Whether the status does not have the usage of everything in the spec.
+fn is_behind(quota: &ResourceQuota) -> bool {
+    let hard = quota.spec.as_ref().and_then(|spec| spec.hard.as_ref());
+    let used = quota
+        .status
+        .as_ref()
+        .and_then(|status| status.used.as_ref());
+    let counted = |name: &String| used.is_some_and(|used| used.contains_key(name));
+    is_new(quota) || !hard.is_none_or(|hard| hard.keys().all(counted))
 }
 
 impl Counter {
@@ -130,7 +148,7 @@ impl Counter {
     async fn kind(self: &Counter, group: &str, plural: &str) -> Result<Option<ApiResource>, Error> {
         let identity = (group.to_owned(), plural.to_owned());
         if let Some(known) = self.kinds.lock().get(&identity) {
-            return Ok(Some(known.clone()));
+            return Ok(Some(known.api.clone()));
         }
         let (all, failed) = discovery::discover(&self.shared.reader()).await?;
         if discovery::has_failed(&failed, group) {
@@ -144,17 +162,21 @@ impl Counter {
                 && resource.can(&["list", "watch"])
         });
         let Some(found) = found else { return Ok(None) };
-        let first = self
-            .kinds
-            .lock()
-            .insert(identity, found.api.clone())
-            .is_none();
+        let api = found.api.clone();
+        let kinds = &mut self.kinds.lock();
+        let new = kinds.entry(identity);
+        new.or_insert_with(|| self.watch_deletions(found.api));
+        Ok(Some(api))
+    }
+
+    /// Counts the quotas of a namespace when an object of this kind was deleted in it.
+    fn watch_deletions(&self, api: ApiResource) -> Watched {
+        let stop = self.shared.context.token().child_token();
         // Pods are always watched, since their end counts, too.
-        if first && (group, plural) != ("", "pods") {
-            let informer = Informer::<Meta>::dynamic(self.shared.reader(), &found.api);
-            // A kind may disappear with its CRD: that must not fail the controllers.
-            let context = Context::standalone(NAME, self.shared.context.token());
-            let informer = informer.start(&context);
+        if (api.group.as_str(), api.plural.as_str()) != ("", "pods") {
+            // A kind may disappear with its definition: that must not fail the controllers.
+            let context = Context::standalone(NAME, stop.clone());
+            let informer = Informer::<Meta>::dynamic(self.shared.reader(), &api).start(&context);
             let quotas = self.quotas.cache().clone();
             reconcile::follow(&context, &informer, &self.queue, move |event| {
                 let namespace = event.object().metadata.namespace.clone();
@@ -164,7 +186,8 @@ impl Counter {
                 }
             });
         }
-        Ok(Some(found.api))
+        let _stop = stop.drop_guard();
+        Watched { api, _stop }
     }
 
     async fn objects(&self, api: &ApiResource, namespace: &str) -> Result<Vec<Object>, Error> {
@@ -186,7 +209,9 @@ impl Counter {
         (!left.is_zero()).then_some(left)
     }
 
-    async fn count(&self, namespace: &str, spec: &Value) -> Result<Amounts, Error> {
+    /// Counts all kinds. One that cannot be counted, such as that of an aggregated API server that
+    /// does not respond, keeps its known usage and does not prevent the counts of others.
+    async fn count(&self, namespace: &str, spec: &Value, known: &Amounts) -> Count {
         let hard = amounts::from_json(&spec["hard"]);
         let mut by_kind: BTreeMap<(&str, &str), Vec<&String>> = BTreeMap::new();
         for name in hard.keys() {
@@ -194,33 +219,96 @@ impl Counter {
                 by_kind.entry(kind).or_default().push(name);
             }
         }
-        let mut used: Amounts = hard
-            .keys()
-            .map(|name| (name.clone(), Quantity::ZERO))
-            .collect();
+        let mut count = Count {
+            used: hard
+                .keys()
+                .map(|name| (name.clone(), Quantity::ZERO))
+                .collect(),
+            is_complete: true,
+            failure: None,
+        };
         for ((group, plural), names) in by_kind {
-            let Some(api) = self.kind(group, plural).await? else {
-                continue;
-            };
-            for object in self.objects(&api, namespace).await? {
-                if !scopes::matches(spec, plural, &object) {
-                    continue;
+            match self.count_kind(namespace, spec, group, plural).await {
+                Ok(None) => count.is_complete = false,
+                Ok(Some(mut more)) => {
+                    more.retain(|name, _| names.contains(&name));
+                    amounts::add(&mut count.used, &more);
                 }
-                let mut more = usage(group, plural, &object);
-                more.retain(|name, _| names.contains(&name));
-                amounts::add(&mut used, &more);
+                Err(error) => {
+                    count.keep(&names, known);
+                    count.failure.get_or_insert(error);
+                }
             }
         }
-        Ok(used)
+        count
     }
+
+    /// The usage by all objects of one kind; `None` if it is not served.
+    async fn count_kind(
+        &self,
+        namespace: &str,
+        spec: &Value,
+        group: &str,
+        plural: &str,
+    ) -> Result<Option<Amounts>, Error> {
+        let Some(api) = self.kind(group, plural).await? else {
+            return Ok(None);
+        };
+        let objects = match self.objects(&api, namespace).await {
+            Err(error) if error.code() == Some(404) => {
+                // Not served anymore, or in another version.
+                let identity = (group.to_owned(), plural.to_owned());
+                self.kinds.lock().remove(&identity);
+                let Some(api) = self.kind(group, plural).await? else {
+                    return Ok(None);
+                };
+                self.objects(&api, namespace).await?
+            }
+            other => other?,
+        };
+        let mut used = Amounts::new();
+        for object in objects {
+            if scopes::matches(spec, plural, &object) {
+                amounts::add(&mut used, &usage(group, plural, &object));
+            }
+        }
+        Ok(Some(used))
+    }
+}
+
+/// The counted usage.
+struct Count {
+    used: Amounts,
+    /// Whether all counted kinds are served.
+    is_complete: bool,
+    /// The first reason why some kinds were not counted.
+    failure: Option<Error>,
+}
+
+impl Count {
+    /// Keeps the known usage of names that could not be counted. Without a known usage they have
+    /// none, which is not zero: admission waits for the first count.
+    fn keep(&mut self, names: &[&String], known: &Amounts) {
+        for name in names {
+            match known.get(*name) {
+                Some(amount) => self.used.insert((*name).clone(), *amount),
+                None => self.used.remove(*name),
+            };
+        }
+    }
+}
+
+/// The usage in the status.
+fn known_usage(quota: &ResourceQuota) -> Amounts {
+    let used = quota.status.as_ref().map(|status| &status.used);
+    amounts::from_json(&machinery::json::to_value(used).unwrap_or_default())
 }
 
 /// The status for the counted usage; `None` if it has it.
 fn decide(quota: &ResourceQuota, used: &Amounts) -> Option<ResourceQuotaStatus> {
     let status = quota.status.clone().unwrap_or_default();
     let hard = quota.spec.as_ref().and_then(|spec| spec.hard.clone());
-    let known = amounts::from_json(&machinery::json::to_value(&status.used).unwrap_or_default());
-    if status.hard == hard && known == *used {
+    if status.hard == hard && known_usage(quota) == *used {
         return None;
     }
     let written = used
@@ -243,20 +331,25 @@ impl Controller for Counter {
             return Ok(Action::Done);
         };
         // A new quota or a changed spec is counted at once.
-        if !is_behind(&quota)
+        if !is_new(&quota)
             && let Some(left) = self.pause(key)
         {
             return Ok(Action::After(left));
         }
         let spec = machinery::json::to_value(&quota.spec).unwrap_or_default();
-        let used = self.count(&key.namespace, &spec).await?;
-        if let Some(status) = decide(&quota, &used) {
+        let known = known_usage(&quota);
+        let count = self.count(&key.namespace, &spec, &known).await;
+        if let Some(status) = decide(&quota, &count.used) {
             let mut quota = (*quota).clone();
             quota.status = Some(status);
             self.quotas.update_status(&key.namespace, &quota).await?;
         }
         self.next.lock().insert(key.clone(), Instant::now() + PAUSE);
-        Ok(Action::After(RESYNC))
+        match count.failure {
+            Some(failure) => Err(failure),
+            None if !count.is_complete => Ok(Action::After(DISCOVERY)),
+            None => Ok(Action::After(RESYNC)),
+        }
     }
 }
 

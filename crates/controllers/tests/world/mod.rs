@@ -72,8 +72,25 @@ impl Server {
             .with_test_writer()
             .try_init();
         let directory = tempfile::tempdir().unwrap();
-        let names = pki::Names::default();
+        let names = pki::Names {
+            host_names: vec!["backend.default.svc".to_owned()],
+            ..pki::Names::default()
+        };
         let pki = Arc::new(pki::Pki::ensure(&directory.path().join("pki"), &names).unwrap());
+        Self::with_pki(pki, directory).await
+    }
+
+    /// A second server with its own store and the same CAs, as an aggregated API server has them.
+    pub(crate) async fn sibling(&self) -> Self {
+        Self::with_pki(self.pki.clone(), tempfile::tempdir().unwrap()).await
+    }
+
+    /// PEM of the CA of its serving certificate, which is valid for `backend.default.svc`.
+    pub(crate) fn ca(&self) -> &str {
+        self.pki.ca().pem()
+    }
+
+    async fn with_pki(pki: Arc<pki::Pki>, directory: tempfile::TempDir) -> Self {
         let server = api_server(&pki, directory.path());
         let admin = User::new("kubernetes-admin", ["system:masters"]);
         let client = client::in_process(server.connect(admin));
@@ -135,7 +152,7 @@ fn api_server(pki: &pki::Pki, directory: &std::path::Path) -> Arc<ApiServer> {
         server_name: None,
         tls: pki.apiserver_config().unwrap(),
         kubelet_tls: None,
-        front_proxy: None,
+        front_proxy: Some(pki.client_certificate(pki::Leaf::FrontProxyClient).unwrap()),
         service_cidrs: vec![(Ipv4Addr::new(10, 43, 0, 0).into(), 16)],
         node_ports: 30000..=32767,
         client_ca: pki.ca().pem().to_owned(),
@@ -179,7 +196,15 @@ impl World {
 
     /// The same with a clock of the controllers.
     pub(crate) async fn timed(config: controllers::Config, clock: Arc<dyn Clock>) -> Self {
-        let server = Server::start().await;
+        Self::of(Server::start().await, config, clock).await
+    }
+
+    /// Starts the controllers of a server.
+    pub(crate) async fn of(
+        server: Server,
+        config: controllers::Config,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         server.run_configured(&server.context, server.connector(), clock, config);
         let world = Self {
             client: server.client,
@@ -230,19 +255,7 @@ impl World {
         F: Future<Output = Result<bool, T>>,
         T: std::fmt::Debug,
     {
-        let reached = async {
-            loop {
-                match look().await {
-                    Ok(true) => return,
-                    Ok(false) => {}
-                    Err(error) => tracing::debug!(?error, "while waiting"),
-                }
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        if tokio::time::timeout(DEADLINE, reached).await.is_err() {
-            panic!("never happened: {what}");
-        }
+        until(what, look).await;
     }
 
     /// A simulated node that accepts every pod, runs it at once, and ends it when it is deleted.
@@ -262,6 +275,27 @@ impl World {
                 }
             }
         });
+    }
+}
+
+/// Waits until `look` returns true.
+pub(crate) async fn until<T, F>(what: &str, look: impl Fn() -> F)
+where
+    F: Future<Output = Result<bool, T>>,
+    T: std::fmt::Debug,
+{
+    let reached = async {
+        loop {
+            match look().await {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => tracing::debug!(?error, "while waiting"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    if tokio::time::timeout(DEADLINE, reached).await.is_err() {
+        panic!("never happened: {what}");
     }
 }
 
