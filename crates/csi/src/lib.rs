@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 use tonic::transport::Channel;
 use tower::service_fn;
 
-pub use node::{Capability, Node, TIMEOUT, go_error};
+pub use node::{Capability, Node, TIMEOUT, go_code, go_error};
 pub use tonic;
 
 /// The CSI protocol, compiled from `proto/`.

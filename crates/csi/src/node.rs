@@ -1,7 +1,11 @@
 //! A driver's node service: every call has a deadline, and capabilities are queried once per
 //! connection.
 
-use std::{path::Path, time::Duration};
+use std::{
+    fmt,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use tokio::sync::OnceCell;
 use tonic::{Code, Request, Status, transport::Channel};
@@ -12,12 +16,24 @@ use crate::v1::{self, node_client::NodeClient, node_service_capability};
 /// The timeout of a call.
 pub const TIMEOUT: Duration = Duration::from_secs(120);
 
+/// Called after each call with the method, the duration and the status code.
+type Observe = Box<dyn Fn(&str, Duration, Code) + Send + Sync>;
+
+struct Observer(Observe);
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Observer")
+    }
+}
+
 /// The node service of a registered driver.
 #[derive(Debug)]
 pub struct Node {
     client: NodeClient<Channel>,
     timeout: Duration,
     capabilities: OnceCell<Vec<Capability>>,
+    observer: Option<Observer>,
 }
 
 impl Node {
@@ -27,7 +43,17 @@ impl Node {
             client: NodeClient::new(crate::channel(socket)),
             timeout,
             capabilities: OnceCell::new(),
+            observer: None,
         }
+    }
+
+    /// Reports each call: its method, duration and status code.
+    pub fn observed(
+        mut self,
+        observe: impl Fn(&str, Duration, Code) + Send + Sync + 'static,
+    ) -> Self {
+        self.observer = Some(Observer(Box::new(observe)));
+        self
     }
 
     /// Whether the driver has a capability. Responses are cached, errors are not.
@@ -121,6 +147,20 @@ impl Node {
         what: &str,
         call: impl Future<Output = Result<tonic::Response<T>, Status>>,
     ) -> Result<T, Status> {
+        let begun = Instant::now();
+        let answer = self.limited(what, call).await;
+        if let Some(Observer(observe)) = &self.observer {
+            let code = answer.as_ref().map_or_else(Status::code, |_| Code::Ok);
+            observe(what, begun.elapsed(), code);
+        }
+        answer
+    }
+
+    async fn limited<T>(
+        &self,
+        what: &str,
+        call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+    ) -> Result<T, Status> {
         let late = || {
             let within = self.timeout;
             Status::deadline_exceeded(format!(
@@ -143,11 +183,20 @@ fn is_timeout(status: &Status) -> bool {
     status.message().contains("Timeout expired")
 }
 
+/// A status code in the spelling of Go clients.
+pub fn go_code(code: Code) -> String {
+    match code {
+        Code::Ok => "OK".to_owned(),
+        Code::Cancelled => "Canceled".to_owned(),
+        code => format!("{code:?}"),
+    }
+}
+
 /// An error in the format of Go clients.
 pub fn go_error(status: &Status) -> String {
     format!(
-        "rpc error: code = {:?} desc = {}",
-        status.code(),
+        "rpc error: code = {} desc = {}",
+        go_code(status.code()),
         status.message()
     )
 }

@@ -27,7 +27,7 @@ use tracing::warn;
 use crate::{
     Config, Error, Result,
     plugins::{Handler, Plugin},
-    volumes::Drivers,
+    volumes::{Drivers, VolumeMetrics},
 };
 
 const NODE_ID: &str = "csi.volume.kubernetes.io/nodeid";
@@ -40,6 +40,7 @@ pub(crate) struct Registrar {
     pub drivers: Drivers,
     /// Held while Node and CSINode are written for one driver.
     pub writes: tokio::sync::Mutex<()>,
+    pub metrics: VolumeMetrics,
 }
 
 #[async_trait]
@@ -68,7 +69,11 @@ impl Handler for Registrar {
     }
 
     async fn register(&self, plugin: &Plugin) -> std::result::Result<(), String> {
-        let node = Arc::new(csi::Node::new(&plugin.endpoint, csi::TIMEOUT));
+        let (metrics, driver) = (self.metrics.clone(), plugin.name.clone());
+        let node = csi::Node::new(&plugin.endpoint, csi::TIMEOUT);
+        let node = Arc::new(node.observed(move |method, took, code| {
+            metrics.called(&driver, method, took, &csi::go_code(code));
+        }));
         let info = node.info().await;
         let info = info.map_err(|status| {
             let error = csi::go_error(&status);

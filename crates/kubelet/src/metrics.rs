@@ -13,6 +13,7 @@ use stdx::exposition::{Counter, Exposition, Family, Histogram};
 use crate::{
     pod::spec::{self, Role},
     probe::{Answer, ProbeKind},
+    volumes::VolumeMetrics,
 };
 
 /// The default buckets of Prometheus.
@@ -40,9 +41,6 @@ const STARTUP: &[f64] = &[
     0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0,
     300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
 ];
-const STORAGE: &[f64] = &[
-    0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0,
-];
 
 /// Counts and durations of CRI calls.
 struct Operations {
@@ -58,7 +56,8 @@ pub struct Metrics {
     pod_worker_start: Family<Histogram>,
     pod_start: Family<Histogram>,
     cgroup_manager: Family<Histogram>,
-    storage: Family<Histogram>,
+    /// Those of volumes.
+    pub(crate) volumes: VolumeMetrics,
     started_pods: Family<Counter>,
     started_pods_errors: Family<Counter>,
     started_containers: Family<Counter>,
@@ -88,7 +87,6 @@ impl Default for Metrics {
             errors: counts(OPERATION),
             seconds: Family::new(OPERATION, || Histogram::new(RUNTIME)),
         };
-        const STORAGE_LABELS: &[&str] = &["volume_plugin", "operation_name", "status", "migrated"];
         const PROBE: &[&str] = &[
             "probe_type",
             "result",
@@ -103,7 +101,7 @@ impl Default for Metrics {
             pod_worker_start: seconds(&[]),
             pod_start: Family::new(&[], || Histogram::new(STARTUP)),
             cgroup_manager: seconds(OPERATION),
-            storage: Family::new(STORAGE_LABELS, || Histogram::new(STORAGE)),
+            volumes: VolumeMetrics::default(),
             started_pods: counts(&[]),
             started_pods_errors: counts(&[]),
             started_containers: counts(&["container_type"]),
@@ -161,13 +159,6 @@ impl Metrics {
         let outcome = manage();
         self.cgroup_manager.with(&[operation]).took(begun.elapsed());
         outcome
-    }
-
-    /// A volume mount succeeded or failed.
-    pub fn volume_mounted(&self, plugin: &str, begun: Instant, succeeded: bool) {
-        let status = if succeeded { "success" } else { "fail-unknown" };
-        let labels = [plugin, "volume_mount", status, "false"];
-        self.storage.with(&labels).took(begun.elapsed());
     }
 
     /// The creation of a sandbox succeeded or failed.
@@ -320,11 +311,6 @@ impl Metrics {
                 &self.cgroup_manager,
             ),
             (
-                "storage_operation_duration_seconds",
-                "How long operations on volumes took.",
-                &self.storage,
-            ),
-            (
                 "kubelet_pleg_relist_duration_seconds",
                 "How long it took to list containers.",
                 &self.relist_duration,
@@ -343,6 +329,7 @@ impl Metrics {
             page.sample(name, &[], at.as_second() as f64, None);
         }
         self.show_starts(page);
+        self.volumes.show(page);
     }
 
     fn show_starts(&self, page: &mut Exposition) {

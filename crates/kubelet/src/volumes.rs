@@ -4,6 +4,7 @@
 mod claims;
 mod expand;
 mod host;
+mod metrics;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,6 +27,7 @@ use volume::{
 
 use crate::{Error, Result, core::Core, pod::spec};
 pub(crate) use host::{Drivers, NodeHost};
+pub(crate) use metrics::VolumeMetrics;
 
 /// How often claims of running pods are checked: for expansion, and for drivers with
 /// requiresRepublish.
@@ -90,10 +92,13 @@ pub(crate) async fn set_up(
     let (storage, own): (Vec<_>, Vec<_>) = used(pod)
         .into_iter()
         .partition(|(volume, _)| resolve::is_storage(volume));
+    let census = &core.metrics.volumes;
+    census.want(pod, own.iter().map(|(volume, _)| *volume));
     for (volume, _) in own {
         set_up_own(core, pod, volume, &mut mounted).await?;
     }
     if storage.is_empty() {
+        census.all_mounted(pod);
         return Ok(mounted);
     }
     // All claims are checked before anything is mounted, so that one message names all pending
@@ -107,6 +112,7 @@ pub(crate) async fn set_up(
         }
     }
     waiting.into_result(pod)?;
+    census.want_storage(pod, &specs);
     let set_ups = specs
         .iter()
         .map(|spec| set_up_storage(core, pod, spec, again, cancel));
@@ -124,6 +130,7 @@ pub(crate) async fn set_up(
             false => mounted.paths.insert(name, ready.path),
         };
     }
+    census.all_mounted(pod);
     Ok(mounted)
 }
 
@@ -144,9 +151,10 @@ async fn set_up_storage(
     };
     let plugin = resolve::plugin(spec).map_err(refuse)?;
     claims::check_affinity(core, spec)?;
-    let (begun, name) = (Instant::now(), plugin.name());
+    let (begun, name) = (Instant::now(), metrics::storage_plugin(spec));
     let ready = core.volumes.set_up(pod, spec, plugin, again, cancel).await;
-    core.metrics.volume_mounted(name, begun, ready.is_ok());
+    let volumes = &core.metrics.volumes;
+    volumes.mounted(&name, spec.is_block, begun, ready.is_ok());
     let ready = ready.map_err(|failure| Error::Mount {
         reason: failed_reason(spec),
         message: failure.to_string(),
@@ -198,7 +206,8 @@ async fn set_up_own(
     };
     let path = core.blocking.run(set_up).await;
     let path = path.map_err(|error| failed(&error))?;
-    core.metrics.volume_mounted(name, begun, path.is_ok());
+    let volumes = &core.metrics.volumes;
+    volumes.mounted(name, false, begun, path.is_ok());
     let path = path.map_err(|error| failed(&error))?;
     mounted.paths.insert(volume.name.clone(), path);
     mounted.refresh_by(gathered.refresh_at);
@@ -217,11 +226,14 @@ pub(crate) fn show_pod(pod: &Pod) -> bool {
 /// ones.
 pub(crate) async fn tear_down(core: &Core, uid: &str) -> Result<()> {
     let (dir, mounter) = (core.pod_dir(uid), core.mounter);
+    core.metrics.volumes.removing(uid);
     let own = dir.clone();
     blocking(core, move || subpath::clean_up(&own, &mounter)).await?;
     let down = core.volumes.tear_down(uid).await;
     down.map_err(|failure| Error::Other(failure.to_string()))?;
-    blocking(core, move || volume::tear_down_all(&dir, &mounter)).await
+    blocking(core, move || volume::tear_down_all(&dir, &mounter)).await?;
+    core.metrics.volumes.removed(uid);
+    Ok(())
 }
 
 /// Removes a directory tree, without crossing into mounts.

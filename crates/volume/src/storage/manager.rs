@@ -5,7 +5,11 @@
 //! A step whose result is unknown counts as done for undoing it, and as not done for using it: all
 //! steps are idempotent.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant},
+};
 
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
@@ -15,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::{
-    Host, PodMount, Publish, Spec, Step, StepError, StoragePlugin,
+    Host, Observer, PodMount, Publish, Spec, Step, StepError, StoragePlugin,
     state::{Entry, Key, Progress, User, Volumes, in_use},
 };
 
@@ -57,6 +61,7 @@ pub struct Manager {
     pub(super) idle: mpsc::UnboundedSender<Key>,
     /// Locked by [`Manager::run`].
     pub(super) idle_inbox: tokio::sync::Mutex<mpsc::UnboundedReceiver<Key>>,
+    pub(super) observer: OnceLock<Box<dyn Observer>>,
 }
 
 impl Manager {
@@ -70,6 +75,7 @@ impl Manager {
             in_use: watch::Sender::new(Vec::new()),
             idle,
             idle_inbox: tokio::sync::Mutex::new(inbox),
+            observer: OnceLock::new(),
         }
     }
 
@@ -121,11 +127,27 @@ impl Manager {
         let ended = || StepError::NotTried("the pod has ended".to_owned());
         let guard = guard.ok_or_else(|| fail(steps.publish, ended()))?;
         if attachable {
-            self.wait_for_attach(&key, plugin, spec, cancel)
-                .await
-                .map_err(|error| fail(steps.attach, error))?;
+            let begun = Instant::now();
+            let attached = self.wait_for_attach(&key, plugin, spec, cancel).await;
+            let is_attached = attached.is_ok();
+            self.report(
+                &key,
+                "verify_controller_attached_volume",
+                begun,
+                is_attached,
+            );
+            attached.map_err(|error| fail(steps.attach, error))?;
         }
         let _guard = guard.lock_owned().await;
+        if self.is_taken(&key, spec, &uid) {
+            let step = match spec.is_block {
+                true => steps.stage,
+                false => steps.publish,
+            };
+            let why = "volume uses the ReadWriteOncePod access mode and is already in use by \
+                       another pod";
+            return Err(fail(step, StepError::NotTried(why.to_owned())));
+        }
         self.stage(&key, plugin, spec, pod)
             .await
             .map_err(|error| fail(steps.stage, error))?;
@@ -174,6 +196,19 @@ impl Manager {
         drop(volumes);
         self.show_in_use();
         Some(steps)
+    }
+
+    /// Whether only one pod may use the volume, and it is not this one. The scheduler checks that,
+    /// too; a pod that was created with its node does not pass it.
+    fn is_taken(&self, key: &Key, spec: &Spec, uid: &str) -> bool {
+        if spec.access_modes() != ["ReadWriteOncePod"] {
+            return false;
+        }
+        let is_elsewhere = |entry: &mut Entry| {
+            let mut others = entry.users.iter().filter(|(pod, _)| *pod != uid);
+            others.any(|(_, user)| user.published != Progress::No)
+        };
+        self.with(key, is_elsewhere).unwrap_or_default()
     }
 
     async fn wait_for_attach(
@@ -323,7 +358,13 @@ impl Manager {
                     user.published = Progress::Maybe;
                 }
             });
+            let begun = Instant::now();
             let down = plugin.unpublish(&user.mount, &*self.host).await;
+            let name = match user.mount.is_block {
+                true => "unmap_volume",
+                false => "volume_unmount",
+            };
+            self.report(key, name, begun, down.is_ok());
             down.map_err(|error| Failure {
                 step: match user.mount.is_block {
                     true => "UnmapVolume.UnmapPodDevice",

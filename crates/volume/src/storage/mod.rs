@@ -5,6 +5,7 @@
 //! [`Manager`] keeps the steps in order for all pods of the node; a [`StoragePlugin`] does them.
 
 mod manager;
+mod observer;
 mod rebuild;
 pub mod resolve;
 mod state;
@@ -24,6 +25,7 @@ use k8s_openapi::api::{
 };
 
 pub use manager::{Failure, Manager, Ready};
+pub use observer::Observer;
 pub(crate) use rebuild::mounts_of_pod;
 pub use state::Key;
 pub use usage::Measured;

@@ -34,6 +34,7 @@ impl Manager {
                 let Some(volume) = plugin.find_published(&mount, &root) else {
                     let dir = mount.dir(&root, plugin.name());
                     warn!(dir = %dir.display(), "no record for volume directory");
+                    self.report_rebuilt(false);
                     continue;
                 };
                 let key = Key {
@@ -45,6 +46,7 @@ impl Manager {
                     .or_insert_with(|| Entry::new(plugin, &mount.name, mount.is_block));
                 let user = User::new(mount.clone(), Progress::Maybe);
                 entry.users.insert(mount.pod, user);
+                self.report_rebuilt(true);
             }
         }
         for (key, entry) in volumes.iter_mut() {

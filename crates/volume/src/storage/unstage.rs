@@ -1,7 +1,10 @@
 //! Unstages volumes that no pod uses any more, in the background: each is retried until it succeeds
 //! or a pod needs the volume again.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use stdx::Backoff;
 use tokio::task::JoinSet;
@@ -53,7 +56,14 @@ impl Manager {
         let Some((plugin, staged)) = found.flatten() else {
             return Ok(());
         };
-        plugin.unstage(&staged, &*self.host).await?;
+        let begun = Instant::now();
+        let unstaged = plugin.unstage(&staged, &*self.host).await;
+        let name = match staged.is_block {
+            true => "unmap_device",
+            false => "unmount_device",
+        };
+        self.report(key, name, begun, unstaged.is_ok());
+        unstaged?;
         let mut volumes = self.volumes.lock();
         if let Some(entry) = volumes.get_mut(key) {
             entry.staged = Progress::No;

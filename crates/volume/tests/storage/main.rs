@@ -134,6 +134,28 @@ async fn an_inline_volume_is_only_published_and_needs_a_driver_that_allows_it() 
 }
 
 #[tokio::test]
+async fn a_volume_for_one_pod_is_not_mounted_for_a_second_before_the_first_has_ended() {
+    let node = Node::new(Options::new(DRIVER));
+    let source = json!({"driver": DRIVER, "volumeHandle": "h"});
+    let modes = |modes: &[&str]| persistent("data", json!({"accessModes": modes, "csi": source}));
+    let data = modes(&["ReadWriteOncePod"]);
+    node.set_up(&pod("p1"), &data).await.unwrap();
+    let error = node.set_up(&pod("p2"), &data).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "MountVolume.SetUp failed for volume \"data\" : volume uses the ReadWriteOncePod access \
+         mode and is already in use by another pod"
+    );
+    // The pod that has it is not affected, nor are volumes that allow more.
+    node.set_up(&pod("p1"), &data).await.unwrap();
+    assert_eq!(node.driver.calls_of("NodePublishVolume").len(), 1);
+    node.manager.tear_down("p1").await.unwrap();
+    node.set_up(&pod("p2"), &data).await.unwrap();
+    let several = modes(&["ReadWriteOncePod", "ReadWriteOnce"]);
+    node.set_up(&pod("p3"), &several).await.unwrap();
+}
+
+#[tokio::test]
 async fn an_attachable_volume_waits_until_it_is_in_use_and_attached() {
     let node = Node::new(Options::new(DRIVER));
     node.set_csi_driver(json!({"attachRequired": true}));
