@@ -94,24 +94,37 @@ fn definition() -> String {
     .to_string()
 }
 
+/// The figures of many definitions.
+pub(crate) struct Served {
+    /// The memory of one definition at some points.
+    pub kilobytes: Vec<(&'static str, f64)>,
+    pub documents: Vec<Figures>,
+}
+
 /// Creates definitions, measures their memory and the documents, and deletes them.
-pub(crate) fn run(peer: &Peer, count: usize) -> anyhow::Result<Vec<Figures>> {
-    let say = |when: &str, before: Option<u64>| {
+pub(crate) fn run(peer: &Peer, count: usize) -> anyhow::Result<Served> {
+    let settled = || {
         std::thread::sleep(SETTLES);
-        let now = process::kilobytes(&peer.processes);
-        if let (Some(before), Some(now)) = (before, now) {
+        process::kilobytes(&peer.processes)
+    };
+    let before = settled();
+    let mut kilobytes = Vec::new();
+    let mut note = |when: &'static str| {
+        if let (Some(before), Some(now)) = (before, settled()) {
             let each = now.saturating_sub(before) as f64 / count.max(1) as f64;
             println!("{}: a definition costs {each:.1} KB {when}", peer.name);
+            kilobytes.push((when, each));
         }
-        now
     };
-    let before = say("", None);
     fill(peer, count)?;
-    say("when they are served", before);
-    let figures = documents(peer)?;
-    say("after the documents", before);
+    note("when they are served");
+    let documents = documents(peer)?;
+    note("after the documents");
     clean(peer, count)?;
-    Ok(figures)
+    Ok(Served {
+        kilobytes,
+        documents,
+    })
 }
 
 /// Creates definitions and waits until the last is served.

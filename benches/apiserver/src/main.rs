@@ -5,6 +5,7 @@
 mod alone;
 mod decide;
 mod definitions;
+mod extension;
 mod flood;
 mod load;
 mod peer;
@@ -13,6 +14,7 @@ mod process;
 mod report;
 mod scenario;
 mod serve;
+mod upstream;
 mod validate;
 mod wire;
 
@@ -23,6 +25,7 @@ use clap::{Args, Parser, Subcommand};
 use peer::Peer;
 use report::{Figures, Run};
 use serve::Own;
+use upstream::Upstream;
 
 #[global_allocator]
 static ALLOCATOR: allocator::Allocator = allocator::Allocator;
@@ -37,6 +40,8 @@ struct Arguments {
 enum Command {
     /// Measure one server, or two alternately.
     Run(Box<Measure>),
+    /// Measure policies beside upstream's kube-apiserver, rules, and many definitions, with goals.
+    Extension(extension::Extension),
     /// Measure RBAC decisions among a thousand bindings.
     Decide,
     /// Measure the validation of an object whose definition has fifty rules.
@@ -90,6 +95,12 @@ struct Measure {
     /// The second server's processes.
     #[arg(long, value_delimiter = ',')]
     compare_pid: Vec<u32>,
+    /// A second server to compare with: upstream's kube-apiserver, started from this file.
+    #[arg(long, conflicts_with_all = ["compare_server", "compare_kubeconfig"])]
+    upstream: Option<PathBuf>,
+    /// The etcd for it.
+    #[arg(long, default_value = "etcd")]
+    etcd: PathBuf,
     /// The data directory of our own server.
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     data: PathBuf,
@@ -133,6 +144,7 @@ fn main() -> anyhow::Result<()> {
         .init();
     match Arguments::parse().command {
         Command::Run(measure) => measure.run(),
+        Command::Extension(extension) => extension.run(),
         Command::Decide => {
             decide::run();
             Ok(())
@@ -161,6 +173,9 @@ impl Measure {
     fn run(self) -> anyhow::Result<()> {
         let (own, mut peers) = self.first()?;
         peers.extend(self.second()?);
+        let start = |program: &PathBuf| Upstream::start(program, &self.etcd, &self.data);
+        let upstream = self.upstream.as_ref().map(start).transpose()?;
+        peers.extend(upstream.iter().map(|upstream| upstream.peer.clone()));
         let mut runs: Vec<Run> = peers
             .iter()
             .map(|peer| Run {
@@ -173,7 +188,7 @@ impl Measure {
             runs: &mut runs,
         };
         self.measure(&mut measurement)?;
-        drop(own);
+        drop((own, upstream));
         for run in &runs {
             run.print();
         }
@@ -285,8 +300,8 @@ impl Measure {
         }
         if self.wants("definitions") {
             for (peer, run) in measurement.both() {
-                let figures = definitions::run(peer, self.definitions)?;
-                run.table.extend(figures);
+                let served = definitions::run(peer, self.definitions)?;
+                run.table.extend(served.documents);
             }
         }
         for peer in measurement.peers {

@@ -76,6 +76,13 @@ pub(crate) fn assemble(
     Ok((server, supervisor))
 }
 
+/// A bearer token.
+pub(crate) fn random_token() -> anyhow::Result<String> {
+    let mut seed = [0; 24];
+    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut seed)?;
+    Ok(seed.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
 /// Our server as a child process, killed when this is dropped.
 pub(crate) struct Own {
     child: Child,
@@ -87,9 +94,7 @@ impl Own {
     /// Starts it with an empty directory below `parent`, which should be on the disk to measure.
     pub(crate) fn start(parent: &Path) -> anyhow::Result<Self> {
         let directory = tempfile::tempdir_in(parent)?;
-        let mut seed = [0; 24];
-        std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut seed)?;
-        let token: String = seed.iter().map(|byte| format!("{byte:02x}")).collect();
+        let token = random_token()?;
         let tokens: PathBuf = directory.path().join("tokens.csv");
         std::fs::write(&tokens, format!("{token},bench,bench,system:masters\n"))?;
         let mut child = Command::new(std::env::current_exe()?)

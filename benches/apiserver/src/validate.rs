@@ -14,6 +14,16 @@ const ROUNDS: u32 = 20_000;
 
 /// Prints microseconds per object.
 pub(crate) fn run() -> anyhow::Result<()> {
+    let each = measure()?;
+    println!(
+        "an object with {} rules: {each:.1} \u{b5}s",
+        policies::RULES
+    );
+    Ok(())
+}
+
+/// Microseconds per object.
+pub(crate) fn measure() -> anyhow::Result<f64> {
     let definition = policies::definition("example.com").to_string();
     let read: machinery::Value = machinery::json::from_slice(definition.as_bytes())?;
     let version = &read["spec"]["versions"][0];
@@ -30,12 +40,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     for _ in 0..ROUNDS {
         black_box(kind.validate_create(black_box(object)));
     }
-    let each = (cpu()? - begun).as_secs_f64() * 1e6 / f64::from(ROUNDS);
-    println!(
-        "an object with {} rules: {each:.1} \u{b5}s",
-        policies::RULES
-    );
-    Ok(())
+    Ok((cpu()? - begun).as_secs_f64() * 1e6 / f64::from(ROUNDS))
 }
 
 fn cpu() -> anyhow::Result<Duration> {
