@@ -3,7 +3,7 @@
 //! `ct original … saddr` is the client, `ct reply … saddr` the server and `ct reply proto-src` the
 //! server's port, for packets of both directions and after Service translation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use network::{IpNet, Protocol};
 use sha2::{Digest, Sha256};
@@ -51,8 +51,8 @@ impl Family {
 pub enum NamedSet {
     /// The addresses of selected pods; one set per family.
     Pods(PodQuery),
-    /// Addresses and numbers of a named port; one set per family.
-    NamedPort(Protocol, String),
+    /// Addresses and numbers of named ports; one set per family.
+    NamedPorts(Protocol, BTreeSet<String>),
     /// Port numbers.
     Numbers(Vec<(u16, u16)>),
 }
@@ -62,8 +62,9 @@ impl NamedSet {
     pub fn name(&self) -> String {
         match self {
             Self::Pods(query) => format!("pods-{}-", short_hash(&format!("{query:?}"))),
-            Self::NamedPort(protocol, name) => {
-                let word = format!("{}/{name}", protocol.as_str());
+            Self::NamedPorts(protocol, names) => {
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                let word = format!("{}/{}", protocol.as_str(), names.join(","));
                 format!("port-{}-", short_hash(&word))
             }
             Self::Numbers(ranges) => format!("numbers-{}", short_hash(&format!("{ranges:?}"))),
@@ -91,9 +92,9 @@ pub struct Compiled {
 
 /// Every rule accepts; packets that no rule accepts return to the pod's chain.
 pub fn compile(direction: Direction, rules: &[Rule]) -> Compiled {
-    let mut all = Compiled::default();
+    let (mut all, mut known) = (Compiled::default(), HashSet::new());
     for rule in rules {
-        all.add(direction, rule);
+        all.add(direction, rule, &mut known);
     }
     all
 }
@@ -105,7 +106,9 @@ impl Compiled {
         name
     }
 
-    fn add(&mut self, direction: Direction, rule: &Rule) {
+    /// Adds the rules that are not known yet. There are as many as peers, times a small number: a tenant chooses how
+    /// many peers and ports a policy has.
+    fn add(&mut self, direction: Direction, rule: &Rule, known: &mut HashSet<String>) {
         for family in FAMILIES {
             let ports = self.port_matches(family, &rule.ports);
             for peer in self.peer_matches(family, direction, &rule.peers) {
@@ -113,7 +116,7 @@ impl Compiled {
                     let words = [peer.as_str(), port, "accept"];
                     let words = words.into_iter().filter(|words| !words.is_empty());
                     let rule = words.collect::<Vec<_>>().join(" ");
-                    if !self.rules.contains(&rule) {
+                    if known.insert(rule.clone()) {
                         self.rules.push(rule);
                     }
                 }
@@ -132,11 +135,16 @@ impl Compiled {
             let set = self.ask(NamedSet::Numbers(ranges.clone()));
             matches.push(format!("{} ct reply proto-src @{set}", is(protocol)));
         }
+        // One set for all names of a protocol: each alternative is combined with each peer.
+        let mut names: BTreeMap<Protocol, BTreeSet<String>> = BTreeMap::new();
         for (protocol, name) in &ports.names {
-            let set = self.ask(NamedSet::NamedPort(*protocol, name.clone()));
+            names.entry(*protocol).or_default().insert(name.clone());
+        }
+        for (protocol, names) in names {
+            let set = self.ask(NamedSet::NamedPorts(protocol, names));
             let (ip, digit) = (family.ip, family.digit);
             let server = format!("ct reply {ip} saddr . ct reply proto-src @{set}{digit}");
-            matches.push(format!("{} {server}", is(protocol)));
+            matches.push(format!("{} {server}", is(&protocol)));
         }
         matches
     }
@@ -207,7 +215,7 @@ mod tests {
         for (name, asked) in &compiled.asked {
             let word = match asked {
                 NamedSet::Pods(_) => "PODS",
-                NamedSet::NamedPort(_, port) => port.as_str(),
+                NamedSet::NamedPorts(_, ports) => ports.first().unwrap().as_str(),
                 NamedSet::Numbers(_) => "NUMBERS",
             };
             text = text.replace(name, word);
@@ -271,5 +279,42 @@ mod tests {
     fn ports_that_cannot_be_matched_allow_nothing() {
         let ports = json!([{"ports": [{"port": 80, "endPort": 70}]}]);
         assert!(compiled(Direction::Ingress, ports).is_empty());
+    }
+
+    #[test]
+    fn ports_of_sctp_match_its_packets_only() {
+        let ports = json!([{"ports": [{"protocol": "SCTP", "port": 3868}, {"protocol": "SCTP", "port": "signal"}]}]);
+        assert_eq!(
+            compiled(Direction::Ingress, ports)[..2],
+            [
+                "meta nfproto ipv4 meta l4proto sctp ct reply proto-src @NUMBERS accept",
+                "meta nfproto ipv4 meta l4proto sctp ct reply ip saddr . ct reply proto-src @signal4 accept",
+            ]
+        );
+        let whole = compiled(
+            Direction::Egress,
+            json!([{"ports": [{"protocol": "SCTP"}]}]),
+        );
+        assert_eq!(whole[0], "meta nfproto ipv4 meta l4proto sctp accept");
+    }
+
+    #[test]
+    fn many_peers_with_many_ports_are_as_many_rules_as_peers() {
+        let peers: Vec<Value> = (0..100)
+            .map(|number| json!({"podSelector": {"matchLabels": {"app": number.to_string()}}}))
+            .collect();
+        let ports: Vec<Value> = (0..200)
+            .flat_map(|number| {
+                let name = format!("p{number}");
+                [
+                    json!({"port": name}),
+                    json!({"port": number + 1}),
+                    json!({"port": name, "protocol": "SCTP"}),
+                ]
+            })
+            .collect();
+        let rules = compiled(Direction::Ingress, json!([{"from": peers, "ports": ports}]));
+        // Numbers of TCP, and names of TCP and SCTP, for each peer and family.
+        assert_eq!(rules.len(), 100 * 3 * 2);
     }
 }

@@ -273,10 +273,11 @@ impl State {
                 let element = |ip: &IpAddr| (set(ip), ip.to_string());
                 addresses.into_iter().map(element).collect()
             }
-            NamedSet::NamedPort(protocol, name) => {
+            NamedSet::NamedPorts(protocol, names) => {
                 let ports = pod.ports.iter();
-                let named = ports.filter(|port| port.0 == *protocol && port.1 == *name);
-                let numbers: Vec<u16> = named.map(|port| port.2).collect();
+                let named = ports.filter(|port| port.0 == *protocol && names.contains(&port.1));
+                // Two names of one number are one element.
+                let numbers: BTreeSet<u16> = named.map(|port| port.2).collect();
                 let element = |ip: &IpAddr| {
                     let numbers = numbers.iter();
                     let elements = numbers.map(|port| (set(ip), format!("{ip} . {port}")));
@@ -324,7 +325,7 @@ impl State {
         }
         for Family { kind, digit, .. } in FAMILIES {
             let kind = match asked {
-                NamedSet::NamedPort(..) => format!("type {kind} . inet_service;"),
+                NamedSet::NamedPorts(..) => format!("type {kind} . inet_service;"),
                 _ => format!("type {kind};"),
             };
             self.table.add_set(&format!("{name}{digit}"), kind);

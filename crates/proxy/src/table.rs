@@ -57,6 +57,7 @@ impl Frame {
         frame.chains();
         frame.marks(self);
         frame.translation(self);
+        frame.invalid(self);
         frame.rejection(self);
         frame.refusal();
         frame.masquerade();
@@ -292,6 +293,17 @@ impl Writer<'_> {
         }
     }
 
+    /// Drops packets of pods that connection tracking cannot assign, e.g. with a sequence number outside the window.
+    /// Their source would not be translated back to the Service's address, and the client would reset the connection.
+    fn invalid(&mut self, frame: &Frame) {
+        for (ip, v4) in FAMILIES {
+            if let Some(pods) = Frame::cidrs(&frame.cluster_cidrs, v4) {
+                let of_pods = format!("{ip} saddr {{ {pods} }} meta l4proto tcp");
+                self.rule("filter-forward", format!("{of_pods} ct state invalid drop"));
+            }
+        }
+    }
+
     /// Rejects packets to a Service that were not translated, since it has no endpoints.
     fn rejection(&mut self, frame: &Frame) {
         let refuse = "goto refuse";
@@ -337,5 +349,38 @@ impl Writer<'_> {
                 "meta mark and {MARK} == {MARK} meta mark set meta mark xor {MARK} masquerade fully-random"
             ),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_of_pods_without_a_known_connection_are_dropped_in_each_family_of_the_cluster() {
+        let frame = |cidrs: &[&str]| Frame {
+            id: "0123abcd".into(),
+            cluster_cidrs: cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect(),
+            service_cidrs: Vec::new(),
+            dns: None,
+            node_port_addresses: Vec::new(),
+        };
+        for (cidrs, families) in [
+            (&["10.42.0.0/16"][..], &["ip"][..]),
+            (&["10.42.0.0/16", "fd42::/56"], &["ip", "ip6"]),
+        ] {
+            let mut batch = Batch::new();
+            frame(cidrs).write(&mut batch);
+            let drops: Vec<&String> = batch
+                .statements()
+                .iter()
+                .filter(|statement| statement.ends_with("ct state invalid drop"))
+                .collect();
+            assert_eq!(drops.len(), families.len());
+            for ((drop, family), cidr) in drops.iter().zip(families).zip(cidrs) {
+                let wanted = format!("filter-forward {family} saddr {{ {cidr} }} meta l4proto tcp");
+                assert!(drop.contains(&wanted), "{drop}");
+            }
+        }
     }
 }
