@@ -18,16 +18,8 @@ pub(crate) struct Manifest {
     pub source: String,
 }
 
-/// All objects of the given sources, in order.
+/// All objects of the given sources, in order; what it means that there are none is the command's.
 pub(crate) async fn read(files: &Files) -> Result<Vec<Manifest>> {
-    let manifests = read_any(files).await?;
-    if manifests.is_empty() {
-        bail!("no objects passed to this command");
-    }
-    Ok(manifests)
-}
-
-async fn read_any(files: &Files) -> Result<Vec<Manifest>> {
     if let Some(directory) = &files.kustomize {
         if !files.filename.is_empty() {
             bail!("only one of -f or -k can be specified");
@@ -221,6 +213,11 @@ fn split(text: &str) -> Vec<(usize, String)> {
 }
 
 fn flatten(value: Value, source: &str, objects: &mut Vec<Value>) -> Result<()> {
+    if !value.is_object() {
+        bail!(
+            "error validating {source:?}: error validating data: invalid object to validate; if you choose to ignore these errors, turn validation off with --validate=false"
+        );
+    }
     let kind = value["kind"].as_str().unwrap_or_default();
     if kind.ends_with("List") && value["items"].is_array() {
         for item in list(&value["items"]).cloned() {

@@ -83,7 +83,11 @@ impl Autoscale {
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
         let selection = (&self.files).into();
-        for target in resources::targets(session, &selection, &self.resources, false).await? {
+        let targets = resources::targets(session, &selection, &self.resources, false).await?;
+        if targets.is_empty() {
+            bail!("no objects passed to autoscale");
+        }
+        for target in targets {
             if !target
                 .resource
                 .subresources

@@ -55,7 +55,7 @@ pub(super) struct DeleteFlags {
     cascade: String,
     /// Seconds given to the resource to terminate gracefully; negative leaves it to the object
     #[arg(long, default_value_t = -1, value_name = "SECONDS")]
-    grace_period: i64,
+    pub grace_period: i64,
     /// Remove resources from the API at once and bypass graceful deletion
     #[arg(long)]
     pub force: bool,

@@ -121,6 +121,9 @@ impl Edit {
     async fn originals(&self, session: &Session) -> Result<Vec<Original>> {
         let selection = (&self.files).into();
         let targets = resources::targets(session, &selection, &self.resources, true).await?;
+        if targets.is_empty() {
+            bail!("edit cancelled, no objects found");
+        }
         let mut originals = Vec::new();
         for target in targets {
             let mut object = session.api.get(&self.path(&target)).await?;

@@ -133,10 +133,12 @@ impl EditFields {
         let dry_run = self.dry_run.mode()?;
         let before = target.get(session).await?;
         let current = &before["metadata"][field.name()];
+        self.refuse_overwriting(field, current, changes)?;
         if self.list {
-            return show(&before, field, one);
+            let patch = self.patch(field, changes);
+            let listed = merge::apply(&before, PatchType::Merge, &patch)?;
+            return show(&listed, field, one);
         }
-        self.refuse_overwriting(current, changes)?;
         for (key, _) in changes
             .iter()
             .filter(|(key, value)| value.is_null() && current[key.as_str()].is_null())
@@ -219,18 +221,28 @@ impl EditFields {
         json!({"metadata": metadata})
     }
 
-    fn refuse_overwriting(&self, current: &Value, changes: &Map<String, Value>) -> Result<()> {
-        let mut errors = Vec::new();
+    fn refuse_overwriting(
+        &self,
+        field: Field,
+        current: &Value,
+        changes: &Map<String, Value>,
+    ) -> Result<()> {
+        let mut found = Vec::new();
         for (key, value) in changes.iter().filter(|(_, value)| !value.is_null()) {
             let there = current[key.as_str()].as_str();
-            if !self.overwrite && there.is_some_and(|there| Some(there) != value.as_str()) {
+            let differs = there.is_some_and(|there| Some(there) != value.as_str());
+            // The change cause is meant to be overwritten.
+            if differs && !self.overwrite && key != "kubernetes.io/change-cause" {
                 let there = there.unwrap_or_default();
-                errors.push(anyhow::anyhow!(
-                    "'{key}' already has a value ({there}), and --overwrite is false"
-                ));
+                found.push(format!("'{key}' already has a value ({there})"));
             }
         }
-        error::aggregate(errors)
+        if field == Field::Annotations && !found.is_empty() {
+            let found = found.join("; ");
+            bail!("--overwrite is false but found the following declared annotation(s): {found}");
+        }
+        let refused = |text| anyhow::anyhow!("{text}, and --overwrite is false");
+        error::aggregate(found.into_iter().map(refused).collect())
     }
 
     fn deed(&self, field: Field, before: &Value, changes: &Map<String, Value>) -> &'static str {

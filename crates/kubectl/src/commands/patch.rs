@@ -82,7 +82,11 @@ impl Patch {
         let mut query: Query = vec![("fieldManager", self.field_manager.clone())];
         query.extend(dry_run.parameter());
         let selection = (&self.files).into();
-        for target in resources::targets(session, &selection, &self.resources, false).await? {
+        let targets = resources::targets(session, &selection, &self.resources, false).await?;
+        if targets.is_empty() {
+            bail!("no objects passed to patch");
+        }
+        for target in targets {
             let subresource = self
                 .subresource
                 .as_ref()
@@ -103,7 +107,7 @@ impl Patch {
             };
             match before == patched && !report.prints_objects() {
                 // Printed without the dry-run suffix, as upstream does.
-                true => println!("{} patched (no change)", target.display()),
+                true => println!("{} patched (no change)", crate::output::name(&patched)),
                 false => report.print(&patched, "patched")?,
             }
         }

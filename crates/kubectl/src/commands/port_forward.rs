@@ -242,6 +242,11 @@ fn pod_port(pod: &Value, text: &str) -> Result<u16> {
     if let Ok(port) = text.parse() {
         return Ok(port);
     }
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        bail!(
+            "error parsing remote port '{text}': strconv.ParseUint: parsing {text:?}: value out of range"
+        );
+    }
     let containers = list(&pod["spec"]["containers"]).chain(list(&pod["spec"]["initContainers"]));
     let named = containers
         .flat_map(|container| list(&container["ports"]))

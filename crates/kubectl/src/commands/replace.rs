@@ -140,12 +140,15 @@ impl Replace {
         targets: Vec<Target>,
         report: &Report,
     ) -> Result<()> {
+        if targets.is_empty() {
+            bail!("no objects passed to replace");
+        }
         let options = self.how.options(DryRunMode::None)?;
         let mut deleted = Vec::new();
         for target in &targets {
             match session.api.delete(&target.path(), &options).await {
                 Ok(answer) => {
-                    say_deleted(target, false, true, DryRunMode::None);
+                    say_deleted(target, false, self.how.grace_period == 0, DryRunMode::None);
                     deleted.push((target.clone(), answer));
                 }
                 Err(error) if error::is_not_found(&error) => {}

@@ -104,8 +104,24 @@ pub(crate) fn read_file(path: &Path) -> Result<Value> {
     if text.trim().is_empty() {
         return Ok(json!({}));
     }
-    let value: Value = serde_saphyr::from_str(&text)
-        .with_context(|| format!("error loading config file \"{}\"", path.display()))?;
+    let value: Value = serde_saphyr::from_str(&text).map_err(|error| {
+        // The rest shows the line.
+        let error = error.to_string();
+        let first = error.lines().next().unwrap_or_default();
+        let first = first.trim_start_matches("error: ");
+        anyhow::anyhow!(
+            "error loading config file \"{}\": yaml: {first}",
+            path.display()
+        )
+    })?;
+    if value["kind"] != "Config" && !value["kind"].is_null() {
+        bail!(
+            "error loading config file \"{}\": no kind {} is registered for version {}",
+            path.display(),
+            value["kind"],
+            value["apiVersion"]
+        );
+    }
     match value {
         Value::Object(_) => Ok(value),
         Value::Null => Ok(json!({})),

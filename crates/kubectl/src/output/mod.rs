@@ -214,6 +214,8 @@ impl Printer {
             Format::Kyaml => kyaml::to_string(&shown()),
             Format::Name => {
                 let mut out = String::new();
+                let is_event = object["type"].is_string() && object["object"].is_object();
+                let object = if is_event { &object["object"] } else { object };
                 each(object, |object| {
                     out.push_str(&format!("{}\n", name(object)))
                 });

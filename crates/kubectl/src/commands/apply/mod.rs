@@ -243,9 +243,15 @@ impl Apply {
     }
 
     async fn apply(&self, session: &Session, target: &Target) -> Result<(Value, &'static str)> {
+        let manifest = target.manifest.as_ref();
+        let prefix = manifest.map_or("", |object| str_of(&object["metadata"]["generateName"]));
+        if target.name.is_empty() && !prefix.is_empty() {
+            bail!("from {prefix}: cannot use generate name with apply");
+        }
         if target.name.is_empty() {
             bail!(
-                "error when retrieving current configuration of {:?}: resource name may not be empty",
+                "error when {} {:?}: resource name may not be empty",
+                retrieving(target),
                 target.source
             );
         }
@@ -256,13 +262,8 @@ impl Apply {
         annotate(&mut wanted);
         for attempt in 0.. {
             let found = session.api.find(&target.path()).await;
-            let found = found.map_err(|error| {
-                let verb = format!(
-                    "retrieving current configuration of:\n{}\nfrom server for:",
-                    described(target)
-                );
-                error::with_source(error, &verb, &target.source)
-            });
+            let found = found
+                .map_err(|error| error::with_source(error, &retrieving(target), &target.source));
             let Some(live) = found? else {
                 return self.create(session, target, &wanted).await;
             };
@@ -275,9 +276,7 @@ impl Apply {
                     return self.recreate(session, target, &wanted).await;
                 }
                 outcome => {
-                    let verb = format!("applying patch to {}\nfor", described(target));
                     return outcome
-                        .map_err(|error| error::with_source(error, &verb, &target.source))
                         .map_err(|error| hint::with_fields(error, &wanted, &target.source));
                 }
             }
@@ -313,10 +312,13 @@ impl Apply {
             return Ok((merge::apply(live, how, &patch)?, "configured"));
         }
         let query = self.query("kubectl-client-side-apply")?;
-        let patched = session
-            .api
-            .patch(&target.path(), how, &patch, &query)
-            .await?;
+        let patched = session.api.patch(&target.path(), how, &patch, &query).await;
+        let patched = patched.map_err(|error| {
+            let error = error::with_source(error, "patching", &target.source);
+            let patch = json::compact(&patch);
+            let verb = format!("applying patch:\n{patch}\nto:\n{}\nfor:", described(target));
+            error::with_source(error, &verb, &target.source)
+        })?;
         Ok((patched, "configured"))
     }
 
@@ -377,6 +379,12 @@ fn note(
     }
     Ok(())
 }
+/// What fails if the live object cannot be read, in upstream's words.
+fn retrieving(target: &Target) -> String {
+    let described = described(target);
+    format!("retrieving current configuration of:\n{described}\nfrom server for:")
+}
+
 /// An object in the words of upstream's errors.
 fn described(target: &Target) -> String {
     let Target { resource, name, .. } = target;
@@ -385,9 +393,7 @@ fn described(target: &Target) -> String {
         false => "",
     };
     format!(
-        "Resource: \"{0}, Resource={1}\", GroupVersionKind: \"{0}, Kind={2}\"\nName: \"{name}\", Namespace: \"{namespace}\"",
-        resource.api_version(),
-        resource.plural,
-        resource.kind,
+        "Resource: \"{0}/{1}, Resource={2}\", GroupVersionKind: \"{0}/{1}, Kind={3}\"\nName: \"{name}\", Namespace: \"{namespace}\"",
+        resource.group, resource.version, resource.plural, resource.kind,
     )
 }

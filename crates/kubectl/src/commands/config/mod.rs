@@ -103,6 +103,12 @@ pub(crate) struct SetCredentials {
     /// Embed the content of the certificate and key files
     #[arg(long)]
     embed_certs: bool,
+    /// Auth provider of the user, which only older clients support
+    #[arg(long)]
+    auth_provider: Option<String>,
+    /// Argument of the auth provider, as KEY=VALUE; KEY- removes
+    #[arg(long)]
+    auth_provider_arg: Vec<String>,
     /// Command of an exec credential plugin
     #[arg(long)]
     exec_command: Option<String>,
@@ -163,7 +169,12 @@ fn file_of(global: &Global, section: &str, name: &str) -> Result<PathBuf> {
             return Ok(path.clone());
         }
     }
-    places
+    default_file(global)
+}
+
+/// The file of new entries and of a new current context.
+fn default_file(global: &Global) -> Result<PathBuf> {
+    KubeconfigFiles::new(global)
         .default_file()
         .cloned()
         .context("no kubeconfig file to write to")
@@ -177,10 +188,7 @@ fn file_of_current(global: &Global) -> Result<PathBuf> {
             return Ok(path.clone());
         }
     }
-    places
-        .default_file()
-        .cloned()
-        .context("no kubeconfig file to write to")
+    default_file(global)
 }
 
 fn edit(path: &std::path::Path, change: impl FnOnce(&mut Value) -> Result<()>) -> Result<()> {
@@ -303,7 +311,7 @@ fn use_context(global: &Global, name: &str) -> Result<()> {
     if entry(&merged(global)?, "contexts", name).is_none() {
         bail!("no context exists with the name: {name:?}");
     }
-    edit(&file_of_current(global)?, |config| {
+    edit(&default_file(global)?, |config| {
         config["current-context"] = json!(name);
         Ok(())
     })?;
@@ -381,7 +389,7 @@ impl Set {
             },
         };
         if property.section == "current-context" {
-            edit(&file_of_current(global)?, |config| {
+            edit(&default_file(global)?, |config| {
                 config["current-context"] = json!(self.value);
                 Ok(())
             })?;
@@ -651,9 +659,36 @@ impl SetCredentials {
                     user.remove("token");
                 }
             }
+            self.set_auth_provider(user)?;
             self.set_exec(user)
         })?;
         println!("User {:?} set.", self.name);
+        Ok(())
+    }
+
+    fn set_auth_provider(&self, user: &mut Map<String, Value>) -> Result<()> {
+        if let Some(name) = &self.auth_provider {
+            let provider = user
+                .entry("auth-provider")
+                .or_insert_with(|| json!({"config": {}}));
+            provider["name"] = json!(name);
+        }
+        let Some(provider) = user.get_mut("auth-provider") else {
+            return Ok(());
+        };
+        let config = &mut provider["config"];
+        if !config.is_object() {
+            *config = json!({});
+        }
+        for pair in &self.auth_provider_arg {
+            match (pair.split_once('='), pair.strip_suffix('-')) {
+                (Some((key, value)), _) => config[key] = json!(value),
+                (None, Some(key)) => drop(config.as_object_mut().map(|map| map.shift_remove(key))),
+                (None, None) => {
+                    bail!("unexpected --auth-provider-arg {pair:?}: KEY=VALUE or KEY- is needed")
+                }
+            }
+        }
         Ok(())
     }
 
@@ -665,9 +700,9 @@ impl SetCredentials {
         if !is_asked && !user.contains_key("exec") {
             return Ok(());
         }
-        let exec = user.entry("exec").or_insert_with(|| {
-            json!({"command": "", "args": null, "env": null, "provideClusterInfo": false, "interactiveMode": "IfAvailable"})
-        });
+        let exec = user.entry("exec").or_insert_with(
+            || json!({"command": "", "args": null, "env": null, "provideClusterInfo": false}),
+        );
         if let Some(command) = &self.exec_command {
             exec["command"] = json!(command);
         }

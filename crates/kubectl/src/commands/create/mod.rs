@@ -163,6 +163,9 @@ impl Create {
             let selector = crate::json::selector(selector)?;
             manifests.retain(|manifest| crate::json::selects(&selector, &manifest.object));
         }
+        if manifests.is_empty() {
+            bail!("no objects passed to create");
+        }
         if self.edit {
             let mut editor =
                 super::editor::Editor::new(&self.common.print, self.windows_line_endings)?;

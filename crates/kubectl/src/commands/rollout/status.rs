@@ -202,11 +202,9 @@ fn stateful_set(spec: &Value, status: &Value) -> (String, bool) {
             false,
         );
     }
-    let partition = spec["updateStrategy"]["rollingUpdate"]["partition"]
-        .as_i64()
-        .unwrap_or(0);
-    if partition > 0 {
-        let due = wanted - partition;
+    let rolling_update = &spec["updateStrategy"]["rollingUpdate"];
+    if rolling_update.is_object() {
+        let due = wanted - number(&rolling_update["partition"]);
         return match updated < due {
             true => (
                 format!(
