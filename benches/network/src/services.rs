@@ -176,7 +176,7 @@ impl Subject {
     }
 }
 
-/// Starts kube-proxy in nftables mode, without its minimum interval of a second between changes.
+/// Starts kube-proxy in nftables mode with its default interval between changes, which only a configuration file can set.
 fn kube_proxy(program: &Path, server: SocketAddr) -> Result<Running> {
     let child = Command::new(program)
         .arg(format!("--master=http://{server}"))
@@ -185,10 +185,7 @@ fn kube_proxy(program: &Path, server: SocketAddr) -> Result<Running> {
             "--hostname-override=here",
             "--cluster-cidr=10.42.0.0/16",
         ])
-        .args([
-            "--nftables-min-sync-period=1ms",
-            "--conntrack-max-per-core=0",
-        ])
+        .args(["--conntrack-max-per-core=0"])
         .args(["--kube-api-content-type=application/json", "--v=0"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
