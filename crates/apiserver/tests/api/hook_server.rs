@@ -19,6 +19,11 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use machinery::json::{Value, json};
 use parking_lot::Mutex;
+use rustls::{
+    RootCertStore,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    server::WebPkiClientVerifier,
+};
 use tokio::{net::TcpListener, task::JoinHandle};
 
 use crate::support::{Server, admin, eventually};
@@ -44,6 +49,8 @@ pub(crate) struct Hook {
     pub seen: Arc<Mutex<Vec<Value>>>,
     /// Paths with their queries.
     pub paths: Arc<Mutex<Vec<String>>>,
+    /// The `Authorization` headers of requests that have one.
+    pub authorizations: Arc<Mutex<Vec<String>>>,
     /// How many connections were made.
     pub connections: Arc<AtomicUsize>,
     task: JoinHandle<()>,
@@ -57,11 +64,21 @@ impl Drop for Hook {
 
 impl Hook {
     pub(crate) async fn start(answer: impl Fn(&Value) -> Reply + Send + Sync + 'static) -> Self {
+        Self::with_client_ca(None, answer).await
+    }
+
+    /// A webhook that accepts only clients with a certificate of this CA.
+    pub(crate) async fn with_client_ca(
+        client_ca: Option<&str>,
+        answer: impl Fn(&Value) -> Reply + Send + Sync + 'static,
+    ) -> Self {
         let names = ["127.0.0.1", "localhost", "hook.default.svc"].map(str::to_owned);
         let made = rcgen::generate_simple_self_signed(names.to_vec()).unwrap();
         let (certificate, key) = (made.cert.pem(), made.signing_key.serialize_pem());
-        let tls = pki::server_config_from_pem(certificate.as_bytes(), key.as_bytes()).unwrap();
-        let mut tls = tls;
+        let mut tls = match client_ca {
+            Some(ca) => demanding(ca, &certificate, &key),
+            None => pki::server_config_from_pem(certificate.as_bytes(), key.as_bytes()).unwrap(),
+        };
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -69,18 +86,24 @@ impl Hook {
         let seen: Arc<Mutex<Vec<Value>>> = Arc::default();
         let paths: Arc<Mutex<Vec<String>>> = Arc::default();
         let connections: Arc<AtomicUsize> = Arc::default();
+        let authorizations: Arc<Mutex<Vec<String>>> = Arc::default();
         let answer = Arc::new(answer);
         let (all, asked, counted) = (seen.clone(), paths.clone(), connections.clone());
+        let shown = authorizations.clone();
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (acceptor, answer) = (acceptor.clone(), answer.clone());
                 let (all, asked, counted) = (all.clone(), asked.clone(), counted.clone());
+                let shown = shown.clone();
                 tokio::spawn(async move {
                     let Ok(stream) = acceptor.accept(stream).await else {
                         return;
                     };
                     counted.fetch_add(1, Ordering::Relaxed);
-                    let service = service_fn(move |request| {
+                    let service = service_fn(move |request: http::Request<_>| {
+                        let header = request.headers().get("authorization");
+                        let header = header.map(|value| value.to_str().unwrap().to_owned());
+                        shown.lock().extend(header);
                         serve(request, answer.clone(), all.clone(), asked.clone())
                     });
                     let io = TokioIo::new(stream);
@@ -95,6 +118,7 @@ impl Hook {
             certificate,
             seen,
             paths,
+            authorizations,
             connections,
             task,
         }
@@ -117,6 +141,25 @@ impl Hook {
             .map(|review| review["request"].clone())
             .collect()
     }
+}
+
+/// TLS that demands a client certificate.
+fn demanding(client_ca: &str, certificate: &str, key: &str) -> rustls::ServerConfig {
+    let mut roots = RootCertStore::empty();
+    let ca = CertificateDer::from_pem_slice(client_ca.as_bytes()).unwrap();
+    roots.add(ca).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build();
+    rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(verifier.unwrap())
+        .with_single_cert(
+            vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()],
+            PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap(),
+        )
+        .unwrap()
 }
 
 async fn serve(

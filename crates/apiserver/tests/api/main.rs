@@ -53,6 +53,7 @@ mod support;
 mod unreadable_objects;
 mod versions;
 mod watches;
+mod webhook_access;
 mod webhooks;
 mod websockets;
 mod writes;
