@@ -115,11 +115,9 @@ async fn completed_init_containers_never_run_again_though_the_runtime_forgot_the
     spec["initContainers"] = json!([
         {"name": "first", "image": "here:1"}, {"name": "second", "image": "here:1"}]);
     node.create("p", spec).await;
-    for name in ["first", "second"] {
-        node.wait("the init container", || async {
-            node.runtime.container(name).is_some()
-        })
-        .await;
+    for (index, name) in ["first", "second"].into_iter().enumerate() {
+        let started = format!("/initContainerStatuses/{index}/started");
+        node.shows("p", &started, true).await;
         node.runtime.exit(name, 0);
     }
     node.shows("p", "/containerStatuses/0/ready", true).await;
@@ -150,10 +148,8 @@ async fn after_a_reboot_the_pod_is_pending_until_its_init_containers_ran_again()
         {"name": "init", "image": "here:1"},
         {"name": "sidecar", "image": "here:1", "restartPolicy": "Always"}]);
     node.create("p", spec).await;
-    node.wait("the init container", || async {
-        node.runtime.container("init").is_some()
-    })
-    .await;
+    node.shows("p", "/initContainerStatuses/0/started", true)
+        .await;
     node.runtime.exit("init", 0);
     node.shows("p", "/phase", "Running").await;
     node.stop_kubelet().await;
@@ -280,10 +276,8 @@ async fn a_static_pod_without_its_former_init_container_is_ready_after_a_restart
     };
     let init = json!([{"name": "init", "image": "here:1"}]);
     std::fs::write(&file, pod(init)).unwrap();
-    node.wait("the init container", || async {
-        node.runtime.container("init").is_some()
-    })
-    .await;
+    node.shows("static-node", "/initContainerStatuses/0/started", true)
+        .await;
     node.runtime.exit("init", 0);
     node.shows("static-node", &format!("{MAIN}/ready"), true)
         .await;

@@ -146,7 +146,10 @@ fn set_phase(facts: &Facts, status: &mut PodStatus) {
         .chain(status.container_statuses.iter().flatten())
         .collect();
     let initialized = facts.observed.is_initialized(facts.pod);
-    let mut phase = phase::phase(facts.pod, &all, facts.terminal, initialized);
+    // Killed in order to restart, or being started: its exit code does not decide.
+    let memory = facts.memory;
+    let restarts = |name: &str| memory.replaced.contains_key(name) || memory.is_starting(name);
+    let mut phase = phase::phase(facts.pod, &all, facts.terminal, initialized, &restarts);
     // A pod that was stopped before it ran has failed.
     if facts.terminal && !is_terminal(Some(phase)) && !spec::is_static(facts.pod) {
         phase = "Failed";

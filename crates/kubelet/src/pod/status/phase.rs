@@ -21,13 +21,9 @@ struct Count {
 /// the first start.
 enum Seen {
     Missing,
-    Running {
-        started: bool,
-    },
+    Running { started: bool },
     Ended(i32),
     WaitingAfter(i32),
-    /// In back-off, though by its exit code it would not start again: it was killed to do so.
-    BackingOff,
     Waiting,
     Unknown,
 }
@@ -49,24 +45,23 @@ fn container_progress(all: &[&ContainerStatus], name: &str) -> Seen {
         }
     } else if let Some(ended) = &state.terminated {
         Seen::Ended(ended.exit_code)
-    } else if let Some(waiting) = &state.waiting {
-        if last.is_some() && waiting.reason.as_deref() == Some("CrashLoopBackOff") {
-            return Seen::BackingOff;
-        }
+    } else if state.waiting.is_some() {
         last.map_or(Seen::Waiting, |last| Seen::WaitingAfter(last.exit_code))
     } else {
         Seen::Unknown
     }
 }
 
-/// The phase. `terminal`: nothing starts again, whatever the restart policy.
+/// The phase. `terminal`: nothing starts again, whatever the restart policy. `restarts`: the container of this name starts
+/// again, whatever its exit code.
 pub(super) fn phase(
     pod: &Pod,
     all: &[&ContainerStatus],
     terminal: bool,
     initialized: bool,
+    restarts: &dyn Fn(&str) -> bool,
 ) -> &'static str {
-    let count = count(pod, all);
+    let count = count(pod, all, restarts);
     if count.failed_init > 0 {
         return "Failed";
     }
@@ -91,7 +86,7 @@ pub(super) fn phase(
     "Pending"
 }
 
-fn count(pod: &Pod, all: &[&ContainerStatus]) -> Count {
+fn count(pod: &Pod, all: &[&ContainerStatus], restarts: &dyn Fn(&str) -> bool) -> Count {
     let mut count = Count::default();
     let spec = spec::spec(pod);
     for container in spec::init_containers(pod) {
@@ -101,7 +96,7 @@ fn count(pod: &Pod, all: &[&ContainerStatus]) -> Count {
             continue;
         }
         match state {
-            Seen::Ended(0) | Seen::BackingOff => {}
+            Seen::Ended(0) => {}
             Seen::Ended(code) | Seen::WaitingAfter(code) => {
                 if code != 0 && !restart::should_restart(container, spec, code) {
                     count.failed_init += 1;
@@ -111,20 +106,19 @@ fn count(pod: &Pod, all: &[&ContainerStatus]) -> Count {
         }
     }
     for container in &spec.containers {
+        let restarts =
+            |code| restarts(&container.name) || restart::should_restart(container, spec, code);
         match container_progress(all, &container.name) {
             Seen::Running { .. } => count.running += 1,
             Seen::Ended(code) => {
                 count.stopped += 1;
                 count.succeeded += usize::from(code == 0);
-                let restarts = restart::should_restart(container, spec, code);
-                count.stopped_for_good += usize::from(!restarts);
+                count.stopped_for_good += usize::from(!restarts(code));
             }
             Seen::WaitingAfter(code) => {
                 count.stopped += 1;
-                let restarts = restart::should_restart(container, spec, code);
-                count.stopped_for_good += usize::from(!restarts);
+                count.stopped_for_good += usize::from(!restarts(code));
             }
-            Seen::BackingOff => count.stopped += 1,
             Seen::Waiting => count.waiting += 1,
             Seen::Missing | Seen::Unknown => count.unknown += 1,
         }
@@ -139,7 +133,7 @@ fn count_sidecar(state: Seen, count: &mut Count) {
             count.running += 1;
         }
         // An ended sidecar does not count for the phase.
-        Seen::Ended(_) | Seen::WaitingAfter(_) | Seen::BackingOff => {}
+        Seen::Ended(_) | Seen::WaitingAfter(_) => {}
         Seen::Waiting => {
             count.pending_sidecars += 1;
             count.waiting += 1;

@@ -290,14 +290,20 @@ fn a_pod_that_was_stopped_before_it_ran_has_failed() {
 }
 
 #[test]
-fn a_container_that_was_killed_to_run_again_leaves_the_pod_running_in_back_off() {
+fn a_container_that_was_killed_to_run_again_does_not_end_the_pod_whatever_its_exit_code() {
     let spec = serde_json::json!({"restartPolicy": "OnFailure", "containers": [{"name": "a"}]});
     let pod = Case::new(spec, vec![]).pod;
-    let status = serde_json::json!({"name": "a", "image": "", "imageID": "", "ready": false,
-        "restartCount": 2, "state": {"waiting": {"reason": "CrashLoopBackOff"}},
-        "lastState": {"terminated": {"exitCode": 0}}});
-    let status: ContainerStatus = serde_json::from_value(status).unwrap();
-    assert_eq!(phase::phase(&pod, &[&status], false, true), "Running");
+    let ended = serde_json::json!({"terminated": {"exitCode": 0}});
+    for (state, last, without) in [
+        (ended.clone(), serde_json::json!({}), "Succeeded"),
+        (serde_json::json!({"waiting": {}}), ended, "Failed"),
+    ] {
+        let status = serde_json::json!({"name": "a", "image": "", "imageID": "", "ready": false,
+            "restartCount": 2, "state": state, "lastState": last});
+        let status: ContainerStatus = serde_json::from_value(status).unwrap();
+        let phase = |restarts| phase::phase(&pod, &[&status], false, true, &|_| restarts);
+        assert_eq!((phase(true), phase(false)), ("Running", without));
+    }
 }
 
 #[test]
