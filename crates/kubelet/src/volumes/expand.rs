@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tracing::warn;
 use volume::{
     quantity,
-    storage::{Expanded, Key, Spec},
+    storage::{Expanded, Key, Spec, StepError},
 };
 
 use crate::{Error, Result, core::Core, pod::spec};
@@ -114,7 +114,27 @@ pub(super) async fn expand(core: &Core, pod: &Pod, volume: &Spec, key: &Key) -> 
             write(core, claim, infeasible(&why)).await?;
             Err(failed(why))
         }
-        Err(error) => Err(failed(error.to_string())),
+        Err(error) => {
+            if let (true, StepError::Failed(why)) = (growth.is_tracked, &error) {
+                write(core, claim, final_error(claim, &growth, why)).await?;
+            }
+            Err(failed(error.to_string()))
+        }
+    }
+}
+
+/// The status after an error that leaves the volume as it was. If the claim requests another size
+/// since an earlier failure, the controller has to decide again.
+fn final_error(claim: &PersistentVolumeClaim, growth: &Growth, why: &str) -> Value {
+    let requests = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+    let requested = requests.and_then(|all| all.requests.as_ref()?.get("storage"));
+    let requested = requested.and_then(quantity::value);
+    let conditions = claim.status.as_ref().and_then(|it| it.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    let has_failed = conditions.any(|one| one.type_ == "NodeResizeError" && one.status == "True");
+    match has_failed && requested != Some(growth.bytes) {
+        true => infeasible(why),
+        false => error_condition(why),
     }
 }
 
@@ -181,6 +201,32 @@ mod tests {
             claim: Some(Arc::new(serde_json::from_value(claim).unwrap())),
             is_block: false,
             read_only: false,
+        }
+    }
+
+    #[test]
+    fn a_size_that_is_no_longer_requested_is_infeasible_after_a_second_failure() {
+        let growth = Growth {
+            size: Quantity("9Gi".into()),
+            bytes: 9 << 30,
+            is_tracked: true,
+        };
+        let error = json!([{"type": "NodeResizeError", "status": "True"}]);
+        for (requested, conditions, is_infeasible) in [
+            ("9Gi", json!([]), false),
+            ("9Gi", error.clone(), false),
+            ("5Gi", json!([]), false),
+            ("5Gi", error, true),
+        ] {
+            let claim = json!({"metadata": {"name": "c"},
+                "spec": {"resources": {"requests": {"storage": requested}}},
+                "status": {"conditions": conditions}});
+            let claim = serde_json::from_value(claim).unwrap();
+            let status = final_error(&claim, &growth, "denied");
+            let marked = &status["allocatedResourceStatuses"]["storage"];
+            assert_eq!(*marked == "NodeResizeInfeasible", is_infeasible, "{status}");
+            let message = &status["conditions"][0]["message"];
+            assert_eq!(*message, "failed to expand pvc with denied");
         }
     }
 
