@@ -23,7 +23,7 @@ const PRIVATE: &[&str] = &["/var/lib", "/var/log", "/opt"];
 pub(crate) struct Upstream {
     programs: Vec<Program>,
     containerd: Containerd,
-    cgroup: Cgroup,
+    _cgroup: Cgroup,
     kubeconfig: PathBuf,
     machine: Machine,
 }
@@ -62,7 +62,7 @@ impl Upstream {
         let mut upstream = Self {
             programs: Vec::new(),
             containerd,
-            cgroup,
+            _cgroup: cgroup,
             kubeconfig,
             machine,
         };
