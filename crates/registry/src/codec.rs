@@ -82,29 +82,41 @@ impl Draft {
         })
     }
 
-    /// A stored object with text inserted after its metadata, without parsing it. `bytes` are those of the object;
-    /// `insertions` are offsets in them and what to insert there, in ascending order; `field` is the selectable field
-    /// that changes, with its new value. The caller ensures that the result is canonical.
+    /// A stored object with parts of its bytes replaced, without parsing it. `bytes` are those of the object; `edits` are
+    /// ranges of them after the resourceVersion and what replaces them, in ascending order; `labels` are its new labels,
+    /// sorted by key; `field` is the selectable field that changes, with its new value. The caller ensures that the
+    /// result is canonical.
     pub fn edited(
         stored: &Stored,
         bytes: &[u8],
-        insertions: &[(usize, Vec<u8>)],
+        edits: &[(Range<usize>, Vec<u8>)],
+        labels: &[(&str, &str)],
         field: (&str, &str),
     ) -> Self {
         let revision = stored.header.stamp.place(stored.revision);
-        let inserted: usize = insertions.iter().map(|(_, text)| text.len()).sum();
-        let mut out = Vec::with_capacity(bytes.len() - revision.len() + inserted);
+        let longer = |edits: &[(Range<usize>, Vec<u8>)]| -> usize {
+            edits.iter().map(|(_, text)| text.len()).sum()
+        };
+        let shorter = |edits: &[(Range<usize>, Vec<u8>)]| -> usize {
+            edits.iter().map(|(range, _)| range.len()).sum()
+        };
+        let length = bytes.len() - revision.len() + longer(edits) - shorter(edits);
+        let mut out = Vec::with_capacity(length);
         out.extend_from_slice(&bytes[..revision.start]);
         let mut from = revision.end;
-        for (at, text) in insertions {
-            out.extend_from_slice(&bytes[from..*at]);
+        for (range, text) in edits {
+            out.extend_from_slice(&bytes[from..range.start]);
             out.extend_from_slice(text);
-            from = *at;
+            from = range.end;
         }
         out.extend_from_slice(&bytes[from..]);
+        let end = stored.metadata_place().end;
+        let inside = &edits[..edits.partition_point(|(range, _)| range.start < end)];
+        let mut header = stored.header.with(labels, field.0, field.1);
+        header.metadata.1 = header.metadata.1 + longer(inside) as u32 - shorter(inside) as u32;
         Self {
             bytes: out.into(),
-            header: Arc::new(stored.header.with_field(field.0, field.1)),
+            header: Arc::new(header),
         }
     }
 
@@ -243,7 +255,8 @@ impl Stored {
         self.bytes().slice(self.metadata_place())
     }
 
-    fn metadata_place(&self) -> Range<usize> {
+    /// The range of the metadata in the bytes.
+    pub fn metadata_place(&self) -> Range<usize> {
         let (start, end) = self.header.metadata;
         start as usize..end as usize + self.header.stamp.len(self.revision)
     }

@@ -73,8 +73,8 @@ impl Header {
         }
     }
 
-    /// The same header with another value of a selectable field.
-    pub(crate) fn with_field(&self, path: &str, value: &str) -> Self {
+    /// The same header with other labels, sorted by key, and another value of a selectable field.
+    pub(crate) fn with(&self, labels: &[(&str, &str)], path: &str, value: &str) -> Self {
         let names = self.fields.as_deref().unwrap_or_default();
         let values: Vec<&str> = names
             .iter()
@@ -83,9 +83,8 @@ impl Header {
                 false => self.field(name).unwrap_or_default(),
             })
             .collect();
-        let labels: Vec<_> = self.labels().collect();
         Self {
-            packed: pack(self.namespace(), self.name(), &labels, &values),
+            packed: pack(self.namespace(), self.name(), labels, &values),
             ..self.clone()
         }
     }
@@ -301,7 +300,7 @@ mod tests {
                 false => (own, value),
             });
             assert_eq!(
-                header.with_field(name, "new"),
+                header.with(&labels, name, "new"),
                 self::header(&json, &changed)
             );
         }

@@ -33,7 +33,7 @@ pub use reader::{Readable, Reader, Readings};
 pub use resources::{
     KindRef, Labels, Registry, Resource, Served, api_version, key_prefix, object_key,
 };
-pub use scan::{FieldPlace, fields};
+pub use scan::{FieldPlace, fields, fields_until};
 pub use shared::Shared;
 pub use table::Table;
 pub use versions::Versions;

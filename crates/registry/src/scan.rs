@@ -132,11 +132,20 @@ pub struct FieldPlace<'a> {
 
 /// The fields of the object that begins at an offset, in order.
 pub fn fields(bytes: &[u8], at: usize) -> Result<Vec<FieldPlace<'_>>, String> {
+    fields_until(bytes, at, |_| false)
+}
+
+/// The same up to and including the first field for which `is_last` returns true.
+pub fn fields_until(
+    bytes: &[u8],
+    at: usize,
+    is_last: impl Fn(&[u8]) -> bool,
+) -> Result<Vec<FieldPlace<'_>>, String> {
     let mut scanner = Scanner { bytes, at };
     scanner.expect(b'{')?;
     match scanner.peek()? {
         b'}' => Ok(Vec::new()),
-        _ => scanner.fields(),
+        _ => scanner.fields(is_last),
     }
 }
 
@@ -147,7 +156,7 @@ pub(crate) fn fields_after(bytes: &[u8], at: usize) -> Result<Vec<FieldPlace<'_>
         b'}' => Ok(Vec::new()),
         _ => {
             scanner.expect(b',')?;
-            scanner.fields()
+            scanner.fields(|_| false)
         }
     }
 }
@@ -214,8 +223,8 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Reads the fields up to the end of the object.
-    fn fields(&mut self) -> Result<Vec<FieldPlace<'a>>, String> {
+    /// Reads the fields up to the end of the object or the last one.
+    fn fields(&mut self, is_last: impl Fn(&[u8]) -> bool) -> Result<Vec<FieldPlace<'a>>, String> {
         let mut fields = Vec::new();
         loop {
             let at = self.at;
@@ -225,7 +234,7 @@ impl<'a> Scanner<'a> {
             self.skip()?;
             let value = begin..self.at;
             fields.push(FieldPlace { name, at, value });
-            if self.peek()? == b'}' {
+            if is_last(name) || self.peek()? == b'}' {
                 return Ok(fields);
             }
             self.expect(b',')?;

@@ -83,14 +83,9 @@ impl<'a> OwnedMap<'a> {
     /// distinct, and no lookup finds them.
     fn push(&mut self, index: Option<Key>, key: Value<'a>, value: Value<'a>) -> Result<()> {
         // Upstream cannot hash these.
-        let unhashable = match key {
-            Value::Bytes(_) => Some("types.Bytes"),
-            Value::Library(Library::Semver(_)) => Some("cel.Semver"),
-            _ => None,
-        };
-        if let Some(kind) = unhashable {
-            let why = format!("internal error: runtime error: hash of unhashable type {kind}");
-            return Err(Error::new(why));
+        if matches!(key, Value::Bytes(_) | Value::Library(Library::Semver(_))) {
+            let why = "internal error: a value of this type cannot be the key of a map";
+            return Err(Error::new(why.to_owned()));
         }
         if let Some(index) = index {
             self.index.insert(index, self.entries.len());

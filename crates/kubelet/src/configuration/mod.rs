@@ -137,6 +137,7 @@ pub struct KubeletConfiguration {
     /// Whether containers without a seccomp profile get RuntimeDefault.
     pub seccomp_default: bool,
     pub crash_loop_back_off: CrashLoopBackOff,
+    /// Off by default, and pulls are not limited; upstream's kubelet pulls images one at a time and limits pulls per second.
     pub serialize_image_pulls: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_parallel_image_pulls: Option<i32>,
@@ -221,7 +222,6 @@ impl Default for KubeletConfiguration {
             allowed_unsafe_sysctls: Vec::new(),
             seccomp_default: false,
             crash_loop_back_off: CrashLoopBackOff::default(),
-            // Upstream's kubelet pulls images one at a time and limits pulls per second.
             serialize_image_pulls: false,
             max_parallel_image_pulls: None,
             registry_pull_qps: 0,

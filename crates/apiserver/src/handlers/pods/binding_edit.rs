@@ -1,16 +1,21 @@
-//! A binding as an edit of the pod's stored bytes: the node's name and one condition are inserted. Parsing the pod,
-//! copying it and encoding it again would take most of the time of a binding. Pods that need more than the two
-//! insertions are left to [`super::assign`], whose result is the same.
+//! A binding as an edit of the pod's stored bytes: the node's name, one condition and the binding's labels are inserted.
+//! Parsing the pod, copying it and encoding it again would take most of the time of a binding. Pods that need more than
+//! that are left to [`super::assign`], whose result is the same.
+
+use std::{collections::BTreeMap, ops::Range};
 
 use machinery::{
     Object, Value, encode,
     schema::{Shape, Type},
 };
-use registry::{FieldPlace, fields};
+use registry::{FieldPlace, fields, fields_until};
 
 use crate::{Draft, Stored, meta};
 
-/// The pod with its node, if it only needs the two insertions; `None` if it cannot be bound, or needs more.
+/// What replaces a range of the bytes.
+type Edit = (Range<usize>, Vec<u8>);
+
+/// The pod with its node, if it only needs these edits; `None` if it cannot be bound, or needs more.
 pub(super) fn assign(
     stored: &Stored,
     schema: &'static Type,
@@ -19,9 +24,9 @@ pub(super) fn assign(
     condition: &Object,
 ) -> Option<Draft> {
     let bytes = stored.bytes();
-    let asks_for_more = ["labels", "annotations", "resourceVersion"]
+    let asks_for_more = ["annotations", "resourceVersion"]
         .iter()
-        .any(|name| meta::metadata(binding).is_some_and(|given| given.contains_key(*name)));
+        .any(|name| meta::metadata(binding).is_some_and(|given| given.contains_key(name)));
     let uid = meta::text(binding, "uid");
     // Also true if only a string or a manager contains it: such pods are rare.
     let may_be_deleting = contains(&stored.metadata(), b"\"deletionTimestamp\"");
@@ -45,13 +50,57 @@ pub(super) fn assign(
     }
     let end = status_at.value.end - 1;
     let marked = with_condition(&bytes, status, &status_fields, end, condition)?;
-    let insertions = if named.0 < marked.0 {
-        [named, marked]
-    } else {
-        [marked, named]
-    };
+    let labels = labels(stored, binding)?;
+    let mut edits = vec![named, marked];
+    if stored.header.labels().len() != labels.len() {
+        edits.push(with_labels(stored, &bytes, schema, &labels)?);
+    }
+    edits.sort_unstable_by_key(|(range, _)| range.start);
     let field = ("spec.nodeName", node);
-    Some(Draft::edited(stored, &bytes, &insertions, field))
+    Some(Draft::edited(stored, &bytes, &edits, &labels, field))
+}
+
+/// The pod's labels and those of the binding, sorted by key; `None` if the binding changes one.
+fn labels<'a>(stored: &'a Stored, binding: &'a Object) -> Option<Vec<(&'a str, &'a str)>> {
+    let mut labels: BTreeMap<&str, &str> = stored.header.labels().collect();
+    let given = meta::metadata(binding).and_then(|given| given.get("labels"));
+    for (key, value) in given.and_then(Value::as_object).into_iter().flatten() {
+        let value = value.as_str()?;
+        if *labels.entry(key.as_str()).or_insert(value) != value {
+            return None;
+        }
+    }
+    Some(labels.into_iter().collect())
+}
+
+/// The edit that writes these labels.
+fn with_labels(
+    stored: &Stored,
+    bytes: &[u8],
+    schema: &'static Type,
+    labels: &[(&str, &str)],
+) -> Option<Edit> {
+    let schema = struct_of(schema, "metadata")?;
+    let own = schema.position("labels")?;
+    let is_after = |name: &[u8]| {
+        let position = std::str::from_utf8(name)
+            .ok()
+            .and_then(|name| schema.position(name));
+        position.is_none_or(|position| position >= own)
+    };
+    let place = stored.metadata_place();
+    let set = fields_until(bytes, place.start, is_after).ok()?;
+    // The resourceVersion follows the uid, so that what is inserted later leaves its comma as it is.
+    find(&set, "uid")?;
+    let text = |text: &str| Value::from(text).to_string();
+    let each = labels
+        .iter()
+        .map(|(key, value)| format!("{}:{}", text(key), text(value)));
+    let map = format!("{{{}}}", each.collect::<Vec<_>>().join(","));
+    match find(&set, "labels") {
+        Some(known) => Some((known.value.clone(), map.into_bytes())),
+        None => insertion(schema, &set, place.end - 1, "labels", map.as_bytes()),
+    }
 }
 
 /// The insertion of a condition; `None` if there is one of its type.
@@ -61,7 +110,7 @@ fn with_condition(
     status: &[FieldPlace<'_>],
     end: usize,
     condition: &Object,
-) -> Option<(usize, Vec<u8>)> {
+) -> Option<Edit> {
     let Shape::List(Shape::Struct(element)) = schema.field("conditions")?.shape else {
         return None;
     };
@@ -76,7 +125,8 @@ fn with_condition(
         return None;
     }
     text.insert(0, b',');
-    Some((known.end - 1, text))
+    let at = known.end - 1;
+    Some((at..at, text))
 }
 
 /// Where and how a field is inserted among those that are set, in the schema's order; `end` is the offset of the
@@ -87,7 +137,7 @@ fn insertion(
     end: usize,
     name: &str,
     value: &[u8],
-) -> Option<(usize, Vec<u8>)> {
+) -> Option<Edit> {
     let own = schema.position(name)?;
     let mut next = None;
     for field in set {
@@ -102,9 +152,9 @@ fn insertion(
     let field = ["\"", name, "\":"].concat();
     let field = field.as_bytes();
     Some(match next {
-        Some(at) => (at, [field, value, b","].concat()),
-        None if set.is_empty() => (end, [field, value].concat()),
-        None => (end, [b",", field, value].concat()),
+        Some(at) => (at..at, [field, value, b","].concat()),
+        None if set.is_empty() => (end..end, [field, value].concat()),
+        None => (end..end, [b",", field, value].concat()),
     })
 }
 
@@ -140,14 +190,18 @@ mod tests {
         machinery::schema::lookup("core/v1.Pod").unwrap()
     }
 
-    fn draft(pod: &Object) -> Draft {
+    fn fields_of(pod: &Object) -> Vec<(std::borrow::Cow<'static, str>, String)> {
         let node = pod["spec"]["nodeName"].as_str().unwrap_or_default();
         let phase = pod["status"]["phase"].as_str().unwrap_or_default();
-        let fields = vec![
+        vec![
             ("spec.nodeName".into(), node.to_owned()),
             ("status.phase".into(), phase.to_owned()),
-        ];
-        Draft::encoded(pod, encode::object(Some(pod_schema()), pod), fields).unwrap()
+        ]
+    }
+
+    fn draft(pod: &Object) -> Draft {
+        let encoded = encode::object(Some(pod_schema()), pod);
+        Draft::encoded(pod, encoded, fields_of(pod)).unwrap()
     }
 
     /// The edited pod, which must be the same as the one that is parsed, changed and encoded.
@@ -164,7 +218,9 @@ mod tests {
             )?;
             let mut changed = super::super::assign(&stored.parse(), binding, node, NOW).unwrap();
             meta::of_mut(&mut changed).shift_remove("resourceVersion");
+            // As when it is read from disk: labels in the order of the bytes.
             let changed = draft(&changed);
+            let changed = Draft::from_bytes(changed.bytes().clone(), fields_of).unwrap();
             assert_eq!(edited.bytes(), changed.bytes(), "{pod:?}");
             let (one, other) = (Stored::stamp(edited, 9), Stored::stamp(changed, 9));
             assert_eq!(one.header, other.header, "{pod:?}");
@@ -187,15 +243,17 @@ mod tests {
 
     #[test]
     fn an_edited_pod_is_the_same_as_a_parsed_and_encoded_one() {
-        let metadata = variants(&[
+        let mut metadata = variants(&[
             ("name", json!("a \"b\\")),
-            ("uid", json!("u")),
             ("labels", json!({"app": "}]\",", "ü": "\n"})),
             (
                 "managedFields",
                 json!([{"manager": "m", "fieldsV1": {"f:spec": {}}}]),
             ),
         ]);
+        for metadata in &mut metadata {
+            metadata["uid"] = json!("u");
+        }
         let specs = variants(&[
             (
                 "containers",
@@ -213,12 +271,16 @@ mod tests {
             ("qosClass", json!("Burstable")),
             ("hostIP", json!("10.0.0.1")),
         ]);
-        let binding = object(json!({"metadata": {"name": "a"}}));
+        let zone = json!({"topology.kubernetes.io/zone": "z", "a": "\"", "ü": "\n"});
+        let bindings = [json!({"name": "a"}), json!({"name": "a", "labels": zone})];
+        let bindings = bindings.map(|metadata| object(json!({"metadata": metadata})));
         for metadata in &metadata {
             for spec in &specs {
                 for status in &statuses {
                     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status});
-                    assert_eq!(edited(&pod, &binding, "n\"1ü"), Some(()), "{pod}");
+                    for binding in &bindings {
+                        assert_eq!(edited(&pod, binding, "n\"1ü"), Some(()), "{pod}");
+                    }
                 }
             }
         }
@@ -226,10 +288,15 @@ mod tests {
 
     #[test]
     fn a_pod_that_needs_more_or_cannot_be_bound_is_not_edited() {
-        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "uid": "u"},
+        let metadata = json!({"name": "a", "uid": "u", "labels": {"a": "c"}});
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
             "spec": {"containers": []}, "status": {"phase": "Pending"}});
         let binding = object(json!({"metadata": {"uid": "u"}}));
         assert_eq!(edited(&pod, &binding, "n"), Some(()));
+        let mut without_uid = object(pod.clone());
+        meta::of_mut(&mut without_uid).shift_remove("uid");
+        let more = object(json!({"metadata": {"labels": {"b": "c"}}}));
+        assert_eq!(edited(&Value::Object(without_uid), &more, "n"), None);
         for more in [
             json!({"uid": "v"}),
             json!({"labels": {"a": "b"}}),

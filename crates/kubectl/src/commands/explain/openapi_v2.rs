@@ -372,8 +372,10 @@ mod tests {
         assert_eq!(wrapped("aa bb cc\ndd", 5), ["aa bb", "cc dd"]);
         assert_eq!(
             wrapped("\na\n\nb\n    code  x\nc", 9),
-            ["a", "", "b", "    code  x", "c"]
+            ["a", "b", "    code  x", "c"]
         );
+        // An empty line is kept if a line was finished before it.
+        assert_eq!(wrapped("a:\nb\n\nc", 9), ["a:", "b", "", "c"]);
         assert_eq!(wrapped("", 9), Vec::<String>::new());
     }
 }

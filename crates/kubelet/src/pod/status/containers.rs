@@ -135,7 +135,7 @@ fn container_status(
     };
     status.volume_mounts = mounts(container);
     set_size(facts, container, &mut status);
-    show_waiting(facts, container, &mut status);
+    show_waiting(facts, container, old, &mut status);
     // The API always shows the field.
     status.last_state.get_or_insert_default();
     status
@@ -350,33 +350,38 @@ fn state(facts: &Facts, seen: &Container, waits_for: &str) -> ContainerState {
 }
 
 /// A container that will restart is waiting, and its end becomes the last state.
-fn show_waiting(facts: &Facts, container: &Spec, status: &mut ContainerStatus) {
+fn show_waiting(
+    facts: &Facts,
+    container: &Spec,
+    old: Option<&ContainerStatus>,
+    status: &mut ContainerStatus,
+) {
     if facts.terminal || facts.pod.metadata.deletion_timestamp.is_some() {
         return;
     }
     let state = status.state.clone().unwrap_or_default();
-    let killed_to_restart = || {
-        let latest = facts.observed.latest(&container.name);
-        latest.is_some_and(|latest| facts.memory.was_killed_to_restart(latest))
-    };
-    let restarts = match &state.terminated {
-        Some(ended) => {
-            restart::should_restart(container, spec::spec(facts.pod), ended.exit_code)
-                || killed_to_restart()
-        }
+    let by_policy = match &state.terminated {
+        Some(ended) => restart::should_restart(container, spec::spec(facts.pod), ended.exit_code),
         None => state.running.is_none(),
     };
-    let known = facts
-        .waiting
-        .iter()
-        .find(|(name, _)| *name == container.name);
-    let (true, Some((_, why))) = (restarts, known) else {
-        return;
+    let latest = facts.observed.latest(&container.name);
+    let is_killed = state.terminated.is_some()
+        && latest.is_some_and(|latest| facts.memory.was_killed_to_restart(latest));
+    let reasons = &mut facts.waiting.iter();
+    let shown = match reasons.find(|(name, _)| *name == container.name) {
+        Some((_, why)) if by_policy || is_killed => waiting(&why.reason, &why.message),
+        // It waits until it runs: the API does not let a container run again that has ended for good by its restart policy.
+        None if !by_policy && is_killed => {
+            let before = old.and_then(|old| old.state.clone());
+            let before = before.filter(|before| before.waiting.is_some());
+            before.unwrap_or_else(|| waiting(default_reason(facts), ""))
+        }
+        _ => return,
     };
     if state.terminated.is_some() {
         status.last_state = Some(state);
     }
-    status.state = Some(waiting(&why.reason, &why.message));
+    status.state = Some(shown);
 }
 
 fn mounts(container: &Spec) -> Option<Vec<VolumeMountStatus>> {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::pod::{
-    memory::Probes,
+    memory::{Probes, Replaced},
     observed::{Container, Sandbox, State},
 };
 
@@ -304,6 +304,37 @@ fn a_container_that_was_killed_to_run_again_does_not_end_the_pod_whatever_its_ex
         let phase = |restarts| phase::phase(&pod, &[&status], false, true, &|_| restarts);
         assert_eq!((phase(true), phase(false)), ("Running", without));
     }
+}
+
+#[test]
+fn a_container_that_was_killed_to_run_again_waits_until_it_runs() {
+    let spec = serde_json::json!({"restartPolicy": "OnFailure", "containers": [{"name": "a"}]});
+    let ended = container("a", State::Exited, 0);
+    let mut case = Case::new(spec, vec![ended.clone()]);
+    let state = |case: &Case| case.status().container_statuses.unwrap()[0].state.clone();
+    assert!(
+        state(&case).unwrap().terminated.is_some(),
+        "it ended by itself"
+    );
+    let replaced = Replaced {
+        was: ended,
+        shown_until: None,
+    };
+    case.memory.replaced.insert("a".into(), replaced);
+    let reason = |case: &Case| state(case).unwrap().waiting.unwrap().reason.unwrap();
+    assert_eq!(reason(&case), "ContainerCreating");
+    let why = Waiting {
+        reason: "CrashLoopBackOff".into(),
+        message: "back-off 10s".into(),
+    };
+    case.waiting.push(("a".into(), why));
+    assert_eq!(reason(&case), "CrashLoopBackOff");
+    // The delay is over and the container starts: nothing is shown that the API takes for the end.
+    let status = case.status();
+    case.waiting.clear();
+    case.pod.status = Some(status);
+    assert_eq!(reason(&case), "CrashLoopBackOff");
+    assert_eq!(case.status().phase.as_deref(), Some("Running"));
 }
 
 #[test]
