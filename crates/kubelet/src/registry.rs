@@ -147,15 +147,15 @@ impl Registry {
         self.from_files.lock().contains_key(uid)
     }
 
-    /// The uid of the static pod that a mirror pod belongs to. Every user who can create pods can set the mirror
+    /// The static pod that a mirror pod belongs to. Every user who can create pods can set the mirror
     /// annotation, so it is ignored unless the pod has the name and namespace of a current static pod with this uid.
-    pub fn mirrored<'a>(&self, mirror: &'a Pod) -> Option<&'a str> {
+    pub fn mirrored(&self, mirror: &Pod) -> Option<Arc<Pod>> {
         let uid = spec::annotation(mirror, spec::MIRROR_ANNOTATION)?;
         let from_files = self.from_files.lock();
         let shown = from_files.get(uid)?;
         let is_of_name = spec::name(shown) == spec::name(mirror)
             && spec::namespace(shown) == spec::namespace(mirror);
-        is_of_name.then_some(uid)
+        is_of_name.then(|| shown.clone())
     }
 
     /// All pods.
@@ -197,7 +197,11 @@ mod tests {
         let registry = Registry::default();
         registry.set_from_files(&[pod("kube-system", "dns-n1", "static", "")]);
         let _of_the_api = registry.register("victim", pod("other", "web", "victim", ""));
-        let shown = |mirror: Arc<Pod>| registry.mirrored(&mirror).map(str::to_owned);
+        let shown = |mirror: Arc<Pod>| {
+            registry
+                .mirrored(&mirror)
+                .map(|pod| spec::uid(&pod).to_owned())
+        };
         let true_one = pod("kube-system", "dns-n1", "m", "static");
         assert_eq!(shown(true_one), Some("static".to_owned()));
         for forged in [

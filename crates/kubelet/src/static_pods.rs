@@ -14,7 +14,7 @@ use k8s_openapi::{
     api::core::v1::{Node, Pod},
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
-use kube::api::{DeleteParams, PostParams};
+use kube::api::{DeleteParams, PostParams, Preconditions};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -79,7 +79,7 @@ pub(crate) async fn follow(core: Arc<Core>, mut current: Vec<Arc<Pod>>) {
             |list: &[Arc<Pod>], pod: &Pod| list.iter().any(|p| spec::uid(p) == spec::uid(pod));
         for pod in current.iter().filter(|pod| !is_in(&fresh, pod)) {
             core.registry.send(spec::uid(pod), Message::Removed);
-            delete_mirror(&core, pod).await;
+            delete_mirror_of(&core, pod).await;
         }
         for pod in fresh.iter().filter(|pod| !is_in(&current, pod)) {
             adopt(&core, pod);
@@ -176,46 +176,63 @@ async fn keep_mirror(core: &Core, pod: &Pod) {
                 tell(old);
                 return Ok(());
             }
-            let params = DeleteParams::default().grace_period(0);
-            api.delete(spec::name(pod), &params).await?;
+            api.delete(spec::name(&old), &only(&old)).await?;
             tell(api.create(&PostParams::default(), &mirror).await?);
             Ok::<_, kube::Error>(())
         };
         match attempt.await {
             Ok(()) if core.registry.is_from_file(spec::uid(pod)) => return,
             // The manifest was removed meanwhile.
-            Ok(()) => return delete_mirror(core, pod).await,
+            Ok(()) => return delete_mirror_of(core, pod).await,
             Err(error) => warn!(pod = spec::described(pod), %error, "cannot create mirror pod"),
         }
         core.config.clock.sleep(Duration::from_secs(2)).await;
     }
 }
 
-async fn delete_mirror(core: &Core, pod: &Pod) {
+/// Deletes the mirror pod of a static pod whose manifest is gone. A pod of another manifest may have its name by now.
+async fn delete_mirror_of(core: &Core, pod: &Pod) {
     let api: Api<Pod> = Api::namespaced(core.config.client.clone(), spec::namespace(pod));
-    let params = DeleteParams::default().grace_period(0);
-    if let Err(error) = api.delete(spec::name(pod), &params).await {
-        warn!(pod = spec::described(pod), %error, "cannot delete mirror pod");
+    // A node may not read a pod that does not exist.
+    if let Ok(mirror) = api.get(spec::name(pod)).await
+        && spec::annotation(&mirror, MIRROR_ANNOTATION) == Some(spec::uid(pod))
+    {
+        delete_mirror(core, &mirror).await;
     }
+}
+
+async fn delete_mirror(core: &Core, mirror: &Pod) {
+    let api: Api<Pod> = Api::namespaced(core.config.client.clone(), spec::namespace(mirror));
+    match api.delete(spec::name(mirror), &only(mirror)).await {
+        Ok(_) => {}
+        // It is deleted already, or another one has its name.
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+        Err(error) => warn!(pod = spec::described(mirror), %error, "cannot delete mirror pod"),
+    }
+}
+
+/// Deletes this pod at once, and no other of its name.
+fn only(pod: &Pod) -> DeleteParams {
+    let uid = Preconditions {
+        uid: pod.metadata.uid.clone(),
+        resource_version: None,
+    };
+    DeleteParams::default().grace_period(0).preconditions(uid)
 }
 
 /// Handles an event of the API's watch for a mirror pod.
 pub(crate) fn mirror_changed(core: &Arc<Core>, mirror: &Arc<Pod>, exists: bool) {
     let mirrored = core.registry.mirrored(mirror);
-    if let Some(uid) = mirrored {
+    if let Some(pod) = &mirrored {
         let message = Message::Mirror(exists.then(|| mirror.clone()));
-        core.registry.send(uid, message);
+        core.registry.send(spec::uid(pod), message);
     }
-    let wanted = mirrored.is_some();
-    let seen = core
-        .registry
-        .find(spec::namespace(mirror), spec::name(mirror));
     let (core, mirror) = (core.clone(), mirror.clone());
     core.clone().context.spawn("mirror", async move {
-        match (wanted, exists, seen) {
+        match (mirrored, exists) {
             // A mirror pod without its static pod is deleted.
-            (false, true, _) => delete_mirror(&core, &mirror).await,
-            (true, false, Some(seen)) => keep_mirror(&core, &seen.pod).await,
+            (None, true) => delete_mirror(&core, &mirror).await,
+            (Some(pod), false) => keep_mirror(&core, &pod).await,
             _ => {}
         }
     });
