@@ -105,13 +105,19 @@ fn pods_that_exhaust_pids_disk_logs_and_memory_harm_no_other_pod() {
         .as_str()
         .unwrap_or_default()
         .to_owned();
-    let group = format!("/mainstay-{}/kubepods/besteffort/pod{uid}", cluster.id());
     let tree = if fs::metadata("/sys/fs/cgroup/pids").is_ok() {
         "/sys/fs/cgroup/pids"
     } else {
         "/sys/fs/cgroup"
     };
-    let read = |file: &str| fs::read_to_string(format!("{tree}{group}/{file}")).unwrap_or_default();
+    // The cgroup's name begins with the cluster's id.
+    let begins = format!("mainstay-{}", cluster.id());
+    let groups = fs::read_dir(tree).expect("the cgroups").flatten();
+    let mut names = groups.map(|group| group.file_name().to_string_lossy().into_owned());
+    let own = names.find(|name| name.starts_with(&begins));
+    let group = format!("{}/kubepods/besteffort/pod{uid}", own.expect("a cgroup"));
+    let read =
+        |file: &str| fs::read_to_string(format!("{tree}/{group}/{file}")).unwrap_or_default();
     assert_eq!(read("pids.max").trim(), "60");
     let loud = cluster.get(&["pod", "loud"]);
     let uid = loud["metadata"]["uid"].as_str().unwrap_or_default();
