@@ -95,7 +95,7 @@ pub async fn run(data_dir: &Path) -> Result<Report, Error> {
     Ok(report)
 }
 
-/// The name of the cluster's cgroup. If somebody has removed the data directory, the state directory
+/// The name of the cluster's cgroup. If the data directory was removed by hand, the state directory
 /// still has it.
 fn cgroup(id: &str, state_dir: &Path, marker: Option<&Marker>) -> String {
     let usual = marker::cgroup(id, marker);

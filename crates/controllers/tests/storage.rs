@@ -152,7 +152,7 @@ async fn a_recycled_volume_is_emptied_by_a_pod_and_available_again() {
         .create::<PersistentVolumeClaim>("default", claim("data", ""))
         .await;
     volume_is(&world, "pv", Some("Bound")).await;
-    // Somebody's pod of that name does not count, even if it succeeds.
+    // Another pod of that name does not count, even if it succeeds.
     let (pods, params): (Api<Pod>, _) = (world.api("default"), PatchParams::default());
     let name = "recycler-for-pv";
     let forged = json!({"metadata": {"name": name}, "spec": {
