@@ -1,6 +1,7 @@
-//! Tasks for developers of Mainstay: `cargo xtask tidy`, `cargo xtask package`.
+//! Tasks for developers of Mainstay: `cargo xtask tidy`, `cargo xtask protocols`, `cargo xtask package`.
 
 mod package;
+mod protocols;
 mod tidy;
 
 use std::{
@@ -10,12 +11,14 @@ use std::{
 
 const USAGE: &str = "\
 usage: cargo xtask tidy                      check layers, field names, module docs, file sizes, stray macros
+       cargo xtask protocols                 generate the code of CRI, CSI and etcd from their .proto files
        cargo xtask package BINARY DIRECTORY  make tarball, Debian package, OCI image and checksums of a built binary";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first().map(String::as_str) {
         Some("tidy") => tidy::run(),
+        Some("protocols") => report(protocols::run(&root())),
         Some("package") => report(package::run(&args[1..])),
         _ => {
             complain(USAGE);

@@ -18,19 +18,19 @@ use tower::service_fn;
 pub use node::{Capability, Node, TIMEOUT, go_code, go_error};
 pub use tonic;
 
-/// The CSI protocol, compiled from `proto/`.
+/// The CSI protocol, generated from `proto/` by `cargo xtask protocols`.
 pub mod v1 {
     // Generated names follow the protocol, not our lints.
     #![allow(clippy::all, missing_docs)]
 
-    tonic::include_proto!("csi.v1");
+    include!("generated/csi.v1.rs");
 }
 
 /// The plugin registration protocol.
 pub mod registration {
     #![allow(clippy::all, missing_docs)]
 
-    tonic::include_proto!("pluginregistration");
+    include!("generated/pluginregistration.rs");
 }
 
 /// A channel to a plugin's socket. It connects at the first call, and reconnects.

@@ -6,7 +6,7 @@ mod sources;
 
 use std::process::ExitCode;
 
-use crate::{complain, root};
+use crate::{complain, protocols, root};
 
 /// Runs every check and prints all findings.
 pub(crate) fn run() -> ExitCode {
@@ -15,6 +15,7 @@ pub(crate) fn run() -> ExitCode {
     for (name, found) in [
         ("fields", fields::check(&root)),
         ("layers", layers::check(&root)),
+        ("protocols", protocols::check(&root)),
         ("sources", sources::check(&root)),
     ] {
         match found {

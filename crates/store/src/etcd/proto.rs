@@ -1,12 +1,12 @@
-//! etcd's protocol, generated from `proto/`; public for tools that use etcd directly.
+//! etcd's protocol, generated from `proto/` by `cargo xtask protocols`; public for tools that use etcd directly.
 #![allow(clippy::all, clippy::pedantic, missing_docs, reason = "generated")]
 
 /// Keys and events.
 pub mod mvccpb {
-    tonic::include_proto!("mvccpb");
+    include!("generated/mvccpb.rs");
 }
 
 /// Calls.
 pub mod etcdserverpb {
-    tonic::include_proto!("etcdserverpb");
+    include!("generated/etcdserverpb.rs");
 }
