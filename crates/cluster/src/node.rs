@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use crate::{
     Error, Part, Settings,
     addresses::{NodeAddresses, Rebuilt},
-    agent::Membership,
+    agent::{self, Membership},
     cni,
     control_plane::ControlPlane,
     marker::{self, Marker},
@@ -178,6 +178,8 @@ impl Node {
     fn dns(&self, settings: &Settings) -> dns::Config {
         dns::Config {
             client: self.proxy_client.clone(),
+            // The API server in the same process has its own store.
+            saved: (!self.with_apiserver).then(|| agent::saved_names(&settings.data_dir)),
             listen: dns_listeners(settings),
             holder: Some(dns_holder(&settings.state_dir)),
             metrics: Some(SocketAddr::new(settings.node_ip, DNS_METRICS_PORT)),

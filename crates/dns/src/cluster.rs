@@ -1,6 +1,6 @@
 //! The zone's data: Services and EndpointSlices, indexed by name and by address.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, path::Path, sync::Arc};
 
 use client::informer::Informer;
 use k8s_openapi::api::{
@@ -52,8 +52,9 @@ fn addresses_of_slice(slice: &EndpointSlice) -> Vec<String> {
 }
 
 impl Cluster {
-    /// Starts the informers, for the context's run.
-    pub fn start(client: &kube::Client, context: &Context) -> Self {
+    /// Starts the informers, for the context's run. They save their objects in the directory, if there is one.
+    pub fn start(client: &kube::Client, saved: Option<&Path>, context: &Context) -> Self {
+        let file = |name| saved.map(|directory| directory.join(name));
         let services = Informer::builder(client.clone()).index(BY_ADDRESS, addresses_of_service);
         let slices = Informer::builder(client.clone())
             .index(BY_SERVICE, service_of_slice)
@@ -62,9 +63,9 @@ impl Cluster {
             .namespace(SETTINGS.0)
             .fields(format!("metadata.name={}", SETTINGS.1));
         Self {
-            services: services.start(context),
-            slices: slices.start(context),
-            settings: settings.start(context),
+            services: services.saved_at(file("services.json")).start(context),
+            slices: slices.saved_at(file("endpointslices.json")).start(context),
+            settings: settings.saved_at(file("corefile.json")).start(context),
         }
     }
 

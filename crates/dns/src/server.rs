@@ -42,6 +42,8 @@ const UNKNOWN: Duration = Duration::from_secs(4);
 pub struct Config {
     /// A client that reads Services, EndpointSlices and the ConfigMap `kube-system/coredns`.
     pub client: kube::Client,
+    /// A directory that keeps the last known objects, for a start while no server is reachable. `None` keeps nothing.
+    pub saved: Option<PathBuf>,
     /// The addresses to listen on: reachable from pods, on a separate port. The proxy redirects the cluster's DNS
     /// address here.
     pub listen: Vec<SocketAddr>,
@@ -220,7 +222,8 @@ impl Service for Server {
 
     fn run(self: Arc<Self>, context: Context) -> Run {
         Box::pin(async move {
-            let cluster = Cluster::start(&self.settings.config.client, &context);
+            let Config { client, saved, .. } = &self.settings.config;
+            let cluster = Cluster::start(client, saved.as_deref(), &context);
             self.serve(cluster, &context).await
         })
     }

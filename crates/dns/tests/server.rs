@@ -53,6 +53,7 @@ async fn start_with(resolv_conf: &str, corefile: Option<&str>) -> (tempfile::Tem
     ));
     let server = Config {
         client,
+        saved: None,
         metrics: None,
         holder: None,
         listen: vec![LISTEN.parse().unwrap()],

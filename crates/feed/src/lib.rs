@@ -24,6 +24,12 @@ pub trait Stored: Send + Sync + 'static {
     /// Its name.
     fn name(&self) -> &str;
 
+    /// Its uid; empty if it has none.
+    fn uid(&self) -> Bytes;
+
+    /// The value of one of the selectable fields of its kind, such as `spec.nodeName` of a Pod.
+    fn field(&self, path: &str) -> Option<&str>;
+
     /// Its resourceVersion.
     fn revision(&self) -> u64;
 

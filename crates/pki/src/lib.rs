@@ -35,7 +35,7 @@ pub use leaf::{Issued, Leaf};
 pub use lifetime::Lifetime;
 pub use names::Names;
 pub use peer::{Identifier, Peer, Signer};
-pub use renewing::{KeyedRequest, Renewing, public_key_hash};
+pub use renewing::{KeyedRequest, Renewing, public_key_hash, public_key_hashes};
 pub use rotation::Rotation;
 pub use tls::{bearer_client_config, client_config_from_pem, server_config_from_pem};
 pub use unverified::{AnyServer, unverified_client_config};

@@ -260,8 +260,17 @@ impl ResolvesClientCert for Renewing {
 /// The hash that a joining node pins, of the first certificate of a PEM: `sha256:` and the digest
 /// of its public key in hex.
 pub fn public_key_hash(pem: &[u8]) -> Result<String, Error> {
+    hash_of_key(&certificates_from_pem(pem)?[0])
+}
+
+/// The same of every certificate of a PEM.
+pub fn public_key_hashes(pem: &[u8]) -> Result<Vec<String>, Error> {
     let certificates = certificates_from_pem(pem)?;
-    let (_, parsed) = X509Certificate::from_der(&certificates[0])
+    certificates.iter().map(|one| hash_of_key(one)).collect()
+}
+
+fn hash_of_key(certificate: &[u8]) -> Result<String, Error> {
+    let (_, parsed) = X509Certificate::from_der(certificate)
         .map_err(|error| Error::Certificate(error.to_string()))?;
     let digest = ring::digest::digest(&ring::digest::SHA256, parsed.public_key().raw);
     let hex: String = digest

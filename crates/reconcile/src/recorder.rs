@@ -89,6 +89,13 @@ impl Recorder {
         Self { said: None }
     }
 
+    /// Whether an event would be dropped now, because too many wait: then its message need not be made.
+    pub fn is_full(&self) -> bool {
+        self.said
+            .as_ref()
+            .is_none_or(|sender| sender.capacity() == 0)
+    }
+
     /// Records an event about an object. Never blocks.
     pub fn event(
         &self,

@@ -94,11 +94,12 @@ async fn create(cluster: &Cluster, new: &NewToken) -> Result<()> {
         .authority(place)?
         .context("the kubeconfig has no CA certificate")?;
     tokens::create(&config.client(None)?, new).await?;
+    // Every CA of a bundle must be pinned.
+    let pins = pki::public_key_hashes(&authority)?.join(" --ca-hash ");
     println!(
-        "mainstay agent --server {} --token {} --ca-hash {}",
+        "mainstay agent --server {} --token {} --ca-hash {pins}",
         place.server,
         new.token.reveal(),
-        pki::public_key_hash(&authority)?
     );
     Ok(())
 }

@@ -239,7 +239,7 @@ impl Cache {
         let (namespace, name) = new.key();
         let mut old = self.get(namespace, name);
         if let Some(before) = &old {
-            if uid(before, &self.decoded) != uid(&new, &self.decoded) {
+            if !before.is_same_object(&new) {
                 self.remove(namespace, name, None);
                 old = None;
             } else if !new.version().is_empty() && before.version() == new.version() {
@@ -309,10 +309,6 @@ impl Cache {
             change.slot().drop_decoded();
         }
     }
-}
-
-fn uid(slot: &Arc<Slot>, decoded: &Decoded) -> Option<String> {
-    slot.peek(decoded).meta().uid.clone()
 }
 
 impl Index {

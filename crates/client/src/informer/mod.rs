@@ -1,27 +1,31 @@
 //! Informers: one list and watch per kind, shared by all readers. Reads are synchronous;
 //! subscribers get every change in order, with the previous object.
 //!
-//! An informer always shows a state that the server had, possibly a little old. In the API server's
-//! process it shares the stored objects and decodes those that are read; from another server it
-//! keeps them decoded ([decision 17](../../../../docs/decisions/0017-shared-objects.md)). Objects
-//! have no `metadata.managedFields`: no component reads them and they take half of the memory.
+//! An informer always shows a state that the server had, possibly a little old; one that saves its
+//! objects ([`Builder::saved_at`]) starts without a server with those of its last run. In the API
+//! server's process it shares the stored objects and decodes those that are read; from another
+//! server it keeps them decoded
+//! ([decision 17](../../../../docs/decisions/0017-shared-objects.md)). Objects have no
+//! `metadata.managedFields`: no component reads them and they take half of the memory.
 
 mod cache;
 mod metrics;
 mod reflector;
+mod saved;
 mod shared;
 mod slot;
 mod subscription;
 mod waiters;
 
-use std::{any::Any, fmt::Debug, marker::PhantomData, sync::Arc, time::Duration};
+use std::{any::Any, fmt::Debug, marker::PhantomData, path::PathBuf, sync::Arc, time::Duration};
 
-use crate::FromJson;
+use crate::{FromJson, ToJson};
 use kube::{Resource, api::ObjectMeta};
 use lifecycle::Context;
 
 use cache::{Cache, Keys};
 use reflector::{Reporter, Source};
+use saved::Saved;
 use shared::Shared;
 use slot::{Decoded, Slot};
 use stdx::exposition::Exposition;
@@ -50,12 +54,15 @@ fn typed<K: Object>(object: Arc<dyn AnyObject>) -> Arc<K> {
     object.downcast().expect("an object of the informer's type")
 }
 
+/// The object with its type, if it is of that type.
+fn any<K: Object>(object: &dyn AnyObject) -> Option<&K> {
+    let object: &dyn Any = object;
+    object.downcast_ref()
+}
+
 /// The keys of an object in an index, for objects of any type.
 fn erased_keys<K: Object>(keys: IndexFn<K>) -> Keys {
-    Box::new(move |object| {
-        let object: &dyn Any = object;
-        object.downcast_ref().map(keys).unwrap_or_default()
-    })
+    Box::new(move |object| any(object).map(keys).unwrap_or_default())
 }
 
 /// A change, with the objects before and after it.
@@ -156,6 +163,16 @@ impl<K: Object> Builder<K> {
         self
     }
 
+    /// Saves the objects in this file, and starts with them if no server is reachable then. `None`
+    /// saves nothing.
+    pub fn saved_at(mut self, path: Option<PathBuf>) -> Self
+    where
+        K: ToJson,
+    {
+        self.source.saved = path.map(|path| Arc::new(Saved::new::<K>(path)));
+        self
+    }
+
     /// Starts list and watch, which run as long as the context. While the server rejects them, the
     /// context's service is not ready, with the error as the reason.
     pub fn start(self, context: &Context) -> Informer<K> {
@@ -166,6 +183,10 @@ impl<K: Object> Builder<K> {
         source.latency = metrics::add(context.name(), &source.path, &informer.shared);
         let reporter = Reporter::new(context, source.description());
         context.spawn("sweep", sweep(informer.shared.decoded.clone()));
+        if let Some(saved) = source.saved.clone() {
+            let keep = saved.keep(informer.shared.clone(), context.clone());
+            context.spawn_draining("save", keep);
+        }
         context.spawn(
             "informer",
             reflector::run(source, informer.shared.clone(), reporter),

@@ -21,6 +21,7 @@ use tracing::{debug, error, warn};
 
 use super::{
     metrics,
+    saved::Saved,
     shared::Shared,
     slot::{Decoded, Slot},
 };
@@ -29,6 +30,8 @@ const PAGE: u32 = 500;
 /// The server ends a watch after this time; a client without data for longer gives up.
 const WATCH_SECONDS: u32 = 300;
 const GRACE: Duration = Duration::from_secs(30);
+/// After this time without a first list, saved objects are used.
+const UNREACHABLE: Duration = Duration::from_secs(2);
 const METADATA_ONLY: &str =
     "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 const METADATA_LIST: &str =
@@ -41,6 +44,8 @@ pub(super) struct Source {
     pub(super) labels: Option<String>,
     pub(super) fields: Option<String>,
     pub(super) metadata_only: bool,
+    /// The objects in a file, for a start without a server.
+    pub(super) saved: Option<Arc<Saved>>,
     /// The histogram of the processing times of changes.
     pub(super) latency: Arc<Histogram>,
 }
@@ -155,6 +160,7 @@ impl Source {
             labels: None,
             fields: None,
             metadata_only: false,
+            saved: None,
             latency: metrics::unseen(),
         }
     }
@@ -192,6 +198,26 @@ impl Source {
             .extension(feed::WantsObjects)
             .body(Body::empty());
         request.map_err(|error| Failure::Client(kube::Error::HttpError(error)))
+    }
+
+    /// The complete list and its version. Saved objects fill an empty cache when no server answers.
+    async fn list_or_load(&self, cache: &Shared) -> Result<(Vec<Arc<Slot>>, String), Failure> {
+        let list = self.list(&cache.decoded);
+        let Some(saved) = self.saved.as_ref().filter(|_| !cache.has_synced()) else {
+            return list.await;
+        };
+        tokio::pin!(list);
+        match tokio::time::timeout(UNREACHABLE, &mut list).await {
+            Ok(Err(error)) if !error.is_refusal() => {
+                saved.load(cache).await;
+                Err(error)
+            }
+            Ok(outcome) => outcome,
+            Err(_) => {
+                saved.load(cache).await;
+                list.await
+            }
+        }
     }
 
     /// The complete list and its version.
@@ -406,11 +432,14 @@ impl Source {
 pub(super) async fn run(source: Source, cache: Arc<Shared>, reporter: Reporter) {
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(10));
     loop {
-        let mut version = match source.list(&cache.decoded).await {
+        let mut version = match source.list_or_load(&cache).await {
             Ok((slots, version)) => {
                 cache.replace(slots);
                 cache.advance(&version);
                 debug!(path = source.path, version, "listed");
+                if let Some(saved) = &source.saved {
+                    saved.set_listed();
+                }
                 cache.synced.send_replace(true);
                 reporter.succeeded();
                 version

@@ -102,6 +102,25 @@ impl Slot {
         }
     }
 
+    /// Whether both are versions of one object: they have the same uid. Stored objects are not decoded for it.
+    pub(super) fn is_same_object(&self, other: &Self) -> bool {
+        match (&self.form, &other.form) {
+            (Form::Stored(one), Form::Stored(other)) => one.object.uid() == other.object.uid(),
+            _ => self.uid() == other.uid(),
+        }
+    }
+
+    /// The uid; empty if there is none.
+    fn uid(&self) -> Vec<u8> {
+        match &self.form {
+            Form::Typed(object) => {
+                let uid = object.meta().uid.as_deref();
+                uid.unwrap_or_default().into()
+            }
+            Form::Stored(stored) => stored.object.uid().into(),
+        }
+    }
+
     /// The size of the stored form, which determines that of the decoded one.
     fn size(&self) -> usize {
         match &self.form {
@@ -332,6 +351,12 @@ pub(super) mod tests {
         }
         fn name(&self) -> &str {
             &self.name
+        }
+        fn uid(&self) -> Bytes {
+            self.name.clone().into()
+        }
+        fn field(&self, _: &str) -> Option<&str> {
+            None
         }
         fn revision(&self) -> u64 {
             self.revision

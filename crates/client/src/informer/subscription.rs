@@ -36,10 +36,11 @@ impl Change {
         }
     }
 
-    fn read<K: Object>(&self, decoded: &Decoded) -> Event<K> {
+    fn read<K: Object>(&self, decoded: &Decoded, with_old: bool) -> Event<K> {
         let read = |slot: &Arc<Slot>| typed(slot.read(decoded));
         match self {
             Self::Added(new) => Event::Added(read(new)),
+            Self::Modified { new, .. } if !with_old => Event::Added(read(new)),
             Self::Modified { old, new } => Event::Modified {
                 old: read(old),
                 new: read(new),
@@ -54,6 +55,8 @@ struct State {
     /// The queue length at which changes are merged next; at least twice the length after the last merge.
     merge_at: usize,
     closed: bool,
+    /// Notified too, for a reader of several subscriptions.
+    reader: Option<Arc<Notify>>,
 }
 
 struct Buffer {
@@ -68,20 +71,31 @@ pub(super) struct Sender(Arc<Buffer>);
 
 /// A queue of changes. No final state is lost: an object that changes repeatedly before it is read
 /// may be seen only in its last version, and one that was added and deleted meanwhile not at all.
-pub struct Subscription<K>(Arc<Buffer>, PhantomData<fn() -> K>);
+pub struct Subscription<K> {
+    buffer: Arc<Buffer>,
+    /// Whether changes come with the version before.
+    with_old: bool,
+    kind: PhantomData<fn() -> K>,
+}
 
 pub(super) fn channel<K>(decoded: Arc<Decoded>) -> (Sender, Subscription<K>) {
     let state = State {
         events: VecDeque::new(),
         merge_at: MERGE_AT,
         closed: false,
+        reader: None,
     };
     let buffer = Arc::new(Buffer {
         state: Mutex::new(state),
         changed: Notify::new(),
         decoded,
     });
-    (Sender(buffer.clone()), Subscription(buffer, PhantomData))
+    let subscription = Subscription {
+        buffer: buffer.clone(),
+        with_old: true,
+        kind: PhantomData,
+    };
+    (Sender(buffer), subscription)
 }
 
 impl Sender {
@@ -102,28 +116,52 @@ impl Sender {
             state.events = merged(events);
             state.merge_at = MERGE_AT.max(2 * state.events.len());
         }
+        let reader = state.reader.clone();
         drop(state);
-        self.0.changed.notify_one();
+        self.0.notify(reader);
         true
     }
 }
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        self.0.state.lock().closed = true;
-        self.0.changed.notify_one();
+        let mut state = self.0.state.lock();
+        state.closed = true;
+        let reader = state.reader.clone();
+        drop(state);
+        self.0.notify(reader);
     }
 }
 
 impl<K: Object> Subscription<K> {
+    /// Changes come as [`Event::Added`] without the version before, which would often have to be decoded again.
+    pub fn without_old(mut self) -> Self {
+        self.with_old = false;
+        self
+    }
+
+    /// Also notifies `reader` of every change: one task can so wait for several subscriptions, and then read all of them
+    /// with [`Subscription::try_next`].
+    pub fn notifying(self, reader: &Arc<Notify>) -> Self {
+        self.buffer.state.lock().reader = Some(reader.clone());
+        // Changes may be waiting.
+        reader.notify_one();
+        self
+    }
+
+    /// Whether the informer was dropped and everything was read.
+    pub fn is_over(&self) -> bool {
+        self.buffer.is_over()
+    }
+
     /// The next change; `None` if the informer was dropped.
     pub async fn next(&mut self) -> Option<Event<K>> {
         loop {
-            let changed = self.0.changed.notified();
+            let changed = self.buffer.changed.notified();
             if let Some(event) = self.pop() {
                 return Some(event);
             }
-            if self.0.is_over() {
+            if self.buffer.is_over() {
                 return None;
             }
             changed.await;
@@ -136,12 +174,19 @@ impl<K: Object> Subscription<K> {
     }
 
     fn pop(&self) -> Option<Event<K>> {
-        let change = self.0.pop()?;
-        Some(change.read(&self.0.decoded))
+        let change = self.buffer.pop()?;
+        Some(change.read(&self.buffer.decoded, self.with_old))
     }
 }
 
 impl Buffer {
+    fn notify(&self, reader: Option<Arc<Notify>>) {
+        self.changed.notify_one();
+        if let Some(reader) = reader {
+            reader.notify_one();
+        }
+    }
+
     fn pop(&self) -> Option<Change> {
         let mut state = self.state.lock();
         let change = state.events.pop_front()?;
@@ -249,7 +294,10 @@ mod tests {
         ];
         let merged = merged(changes.into());
         let decoded = Decoded::new::<ConfigMap>();
-        let shown: Vec<_> = merged.iter().map(|one| show(&one.read(&decoded))).collect();
+        let shown: Vec<_> = merged
+            .iter()
+            .map(|one| show(&one.read(&decoded, true)))
+            .collect();
         assert_eq!(shown, ["a1→a3", "+b2", "-d6", "+d8", "+c9"]);
     }
 
@@ -260,11 +308,24 @@ mod tests {
         for version in 2..100_000 {
             assert!(sender.send(change(["a", "b", "c"][version as usize % 3], version)));
         }
-        assert!(subscription.0.state.lock().events.len() <= MERGE_AT);
+        assert!(subscription.buffer.state.lock().events.len() <= MERGE_AT);
         let last = std::iter::from_fn(|| subscription.try_next()).last();
         assert_eq!(show(&last.unwrap()), "a99998→a99999");
         drop(subscription);
         assert!(!sender.send(change("a", 7)));
+    }
+
+    #[test]
+    fn a_subscription_without_old_versions_has_only_the_newest() {
+        let (sender, subscription) = channel::<ConfigMap>(Arc::new(Decoded::new::<ConfigMap>()));
+        let mut subscription = subscription.without_old();
+        sender.send(change("a", 2));
+        sender.send(Change::Deleted(object("a", 3)));
+        let all = std::iter::from_fn(|| subscription.try_next());
+        assert_eq!(
+            all.map(|event| show(&event)).collect::<Vec<_>>(),
+            ["+a2", "-a3"]
+        );
     }
 
     #[test]
@@ -275,7 +336,25 @@ mod tests {
             assert!(sender.send(Change::Added(object(&number.to_string(), 1))));
         }
         while subscription.try_next().is_some() {}
-        assert_eq!(subscription.0.state.lock().events.capacity(), 0);
+        assert_eq!(subscription.buffer.state.lock().events.capacity(), 0);
+    }
+
+    #[tokio::test]
+    async fn one_reader_is_notified_of_several_subscriptions() {
+        let decoded = Arc::new(Decoded::new::<ConfigMap>());
+        let (one, first) = channel::<ConfigMap>(decoded.clone());
+        let (other, second) = channel::<ConfigMap>(decoded);
+        one.send(change("a", 2));
+        let reader = Arc::new(Notify::new());
+        let (mut first, mut second) = (first.notifying(&reader), second.notifying(&reader));
+        reader.notified().await;
+        assert!(first.try_next().is_some() && second.try_next().is_none());
+        other.send(change("b", 2));
+        reader.notified().await;
+        assert!(first.try_next().is_none() && second.try_next().is_some());
+        drop(other);
+        reader.notified().await;
+        assert!(!first.is_over() && second.is_over());
     }
 
     #[tokio::test]

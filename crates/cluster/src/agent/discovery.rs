@@ -187,6 +187,20 @@ mod tests {
         };
         let why = refused(&data, &token, &pins[..1]);
         assert!(why.contains("--ca-hash"), "{why}");
+        // The pinned CA, and one of somebody else who knows the token.
+        let foreign = pki::Pki::ensure(&dir.path().join("foreign"), &pki::Names::default());
+        let foreign = foreign.unwrap();
+        let encode = |pem: &str| BASE64_STANDARD.encode(pem);
+        let both = encode(&[pki.ca().pem(), foreign.ca().pem()].concat());
+        let text = data["kubeconfig"].replace(&encode(pki.ca().pem()), &both);
+        assert!(text.contains(&both));
+        let signature = pki::detached_signature(&text, &token.id, &token.secret);
+        let mut bundle = data.clone();
+        bundle.insert("kubeconfig".to_owned(), text);
+        bundle.insert("jws-kubeconfig-abcdef".to_owned(), signature);
+        assert!(refused(&bundle, &token, &pins).contains("--ca-hash"));
+        let all = [&pins[..], &[foreign.ca().public_key_hash()]].concat();
+        assert!(verify(&bundle, &token, &all).is_ok());
         let other = Token::parse("fedcba.0123456789abcdef").unwrap();
         assert!(refused(&data, &other, &[]).contains("does not know the token fedcba"));
         let wrong = Token::parse("abcdef.0123456789abcdeX".to_lowercase().as_str()).unwrap();

@@ -19,17 +19,18 @@ use crate::{Error, Settings, skew};
 /// How long an agent that has joined before waits for a server at startup.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The CA must be one of the pinned ones, if any.
+/// The CA must be one of the pinned ones, if any. All certificates of a bundle are trusted, so that
+/// each must be pinned: a server that knows the token could add its own.
 pub(super) fn check_pins(ca: &str, pins: &[String]) -> Result<(), Error> {
-    let hash = pki::public_key_hash(ca.as_bytes())?;
-    if pins.is_empty() || pins.iter().any(|pin| pin.eq_ignore_ascii_case(&hash)) {
-        return Ok(());
+    let hashes = pki::public_key_hashes(ca.as_bytes())?;
+    let is_pinned = |hash: &&String| pins.iter().any(|pin| pin.eq_ignore_ascii_case(hash));
+    match hashes.iter().find(|hash| !is_pinned(hash)) {
+        Some(hash) if !pins.is_empty() => Err(Error::Join(format!(
+            "the hash of the cluster's CA is {hash}, but --ca-hash is {}",
+            pins.join(", ")
+        ))),
+        _ => Ok(()),
     }
-    let why = format!(
-        "the hash of the cluster's CA is {hash}, but --ca-hash is {}",
-        pins.join(", ")
-    );
-    Err(Error::Join(why))
 }
 
 /// Joins with a token. Retries while the server does not answer; all other errors are final.

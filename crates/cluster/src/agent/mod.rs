@@ -30,6 +30,9 @@ const DIRECTORY: &str = "agent";
 /// The kubelet's client certificate in that directory.
 const KUBELET: &str = "kubelet.pem";
 
+/// The last known names of the cluster in that directory.
+const NAMES: &str = "names";
+
 /// The options for joining.
 #[derive(Debug, Clone, Default)]
 pub struct Join {
@@ -132,6 +135,23 @@ fn check_name(facts: &Facts, settings: &Settings) -> Result<(), Error> {
     )))
 }
 
+/// Where the DNS of an agent saves the names of the cluster, for a start while no server is
+/// reachable.
+pub(crate) fn saved_names(data_dir: &Path) -> PathBuf {
+    data_dir.join(DIRECTORY).join(NAMES)
+}
+
+/// Removes the names of the cluster to which this machine belonged before.
+fn forget_names(data_dir: &Path) -> Result<(), Error> {
+    let path = saved_names(data_dir);
+    match std::fs::remove_dir_all(&path) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::Directory { path, source })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The agent's directory.
 fn directory(settings: &Settings) -> PathBuf {
     settings.data_dir.join(DIRECTORY)
@@ -157,7 +177,11 @@ pub async fn membership(settings: &Settings, join: &Join) -> Result<Membership, 
             }
             (facts, ca)
         }
-        _ => join::first(settings, join, &kubelet).await?,
+        _ => {
+            let joined = join::first(settings, join, &kubelet).await?;
+            forget_names(&settings.data_dir)?;
+            joined
+        }
     };
     let mut membership = Membership {
         servers: client::Servers::new(&facts.servers),
@@ -189,6 +213,17 @@ mod tests {
 
     use super::*;
     use crate::Options;
+
+    #[test]
+    fn the_names_of_an_earlier_cluster_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        forget_names(dir.path()).unwrap();
+        let names = saved_names(dir.path());
+        std::fs::create_dir_all(&names).unwrap();
+        std::fs::write(names.join("services.json"), "{}").unwrap();
+        forget_names(dir.path()).unwrap();
+        assert!(!names.exists() && dir.path().join(DIRECTORY).exists());
+    }
 
     #[test]
     fn an_agent_keeps_the_name_under_which_it_joined() {
