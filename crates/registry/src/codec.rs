@@ -261,22 +261,34 @@ impl Stored {
         start as usize..end as usize + self.header.stamp.len(self.revision)
     }
 
-    /// The fields after the metadata, in `bytes`, which are those of the object.
+    /// The fields after the metadata, with the fields of those that are objects, in `bytes`, which are those of the
+    /// object.
     pub fn fields_after_metadata<'a>(
         &self,
         bytes: &'a [u8],
-    ) -> Result<Vec<FieldPlace<'a>>, String> {
-        scan::fields_after(bytes, self.metadata_place().end)
+    ) -> Result<Vec<(FieldPlace<'a>, Vec<FieldPlace<'a>>)>, String> {
+        scan::nested_fields_after(bytes, self.metadata_place().end)
+    }
+
+    /// The object's uid as it is in JSON, without quotes; empty if it has none.
+    fn uid_in<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
+        // In canonical bytes the resourceVersion follows the uid, and a uid has no quotes.
+        let before = &bytes[..self.header.stamp.place(self.revision).start];
+        let Some(before) = before.strip_suffix(b"\"") else {
+            return b"";
+        };
+        let start = before.iter().rposition(|byte| *byte == b'"');
+        let start = start.filter(|start| before[..*start].ends_with(b"\"uid\":"));
+        start.map_or(b"", |start| &before[start + 1..])
     }
 
     /// Whether the object has this uid. `bytes` are those of the object.
     pub fn has_uid(&self, bytes: &[u8], uid: &str) -> bool {
         // In canonical bytes the resourceVersion follows the uid.
         let before = &bytes[..self.header.stamp.place(self.revision).start];
-        let mut expected = b"\"uid\":\"".to_vec();
-        expected.extend_from_slice(uid.as_bytes());
-        expected.push(b'"');
-        before.ends_with(&expected)
+        let before = before.strip_suffix(b"\"");
+        let before = before.and_then(|before| before.strip_suffix(uid.as_bytes()));
+        before.is_some_and(|before| before.ends_with(b"\"uid\":\""))
     }
 
     /// The bytes without a resourceVersion, as written.
@@ -363,6 +375,15 @@ impl feed::Stored for Stored {
 
     fn name(&self) -> &str {
         self.header.name()
+    }
+
+    fn uid(&self) -> Bytes {
+        let bytes = self.bytes();
+        bytes.slice_ref(self.uid_in(&bytes))
+    }
+
+    fn field(&self, path: &str) -> Option<&str> {
+        self.field(path)
     }
 
     fn revision(&self) -> u64 {
@@ -476,6 +497,7 @@ mod tests {
             br#"{"name":"a","uid":"u","resourceVersion":"42","labels":{"app":"x"}}"#
         );
         assert_eq!(stored.label("app"), Some("x"));
+        assert_eq!(feed::Stored::uid(&stored), "u");
         assert_eq!(stored.unstamped(), json);
         assert!(String::from_utf8_lossy(&stored.at(1234).bytes()).contains(r#""1234","labels""#));
     }

@@ -149,14 +149,54 @@ pub fn fields_until(
     }
 }
 
-/// The fields of an object after the one whose value ends at an offset.
-pub(crate) fn fields_after(bytes: &[u8], at: usize) -> Result<Vec<FieldPlace<'_>>, String> {
+/// The fields after the one whose value ends at an offset, with the fields of those that are objects. Every byte is read
+/// once.
+pub(crate) fn nested_fields_after(
+    bytes: &[u8],
+    at: usize,
+) -> Result<Vec<(FieldPlace<'_>, Vec<FieldPlace<'_>>)>, String> {
     let mut scanner = Scanner { bytes, at };
-    match scanner.peek()? {
-        b'}' => Ok(Vec::new()),
-        _ => {
-            scanner.expect(b',')?;
-            scanner.fields(|_| false)
+    let mut nested = Vec::new();
+    while scanner.peek()? != b'}' {
+        scanner.expect(b',')?;
+        let at = scanner.at;
+        let name = scanner.string()?;
+        scanner.expect(b':')?;
+        let begin = scanner.at;
+        let inside = scanner.nested()?;
+        let value = begin..scanner.at;
+        nested.push((FieldPlace { name, at, value }, inside));
+    }
+    Ok(nested)
+}
+
+const ONES: u64 = 0x0101_0101_0101_0101;
+const HIGH_BITS: u64 = 0x8080_8080_8080_8080;
+
+/// Bytes of a word that are zero have their highest bit set in the result; so may bytes after the first such byte.
+fn zero_bytes(word: u64) -> u64 {
+    word.wrapping_sub(ONES) & !word & HIGH_BITS
+}
+
+/// The offset of the quote that ends the string whose first byte is at an offset: eight bytes at a time, since most
+/// bytes of an object are inside of strings.
+fn end_of_string(bytes: &[u8], mut at: usize) -> Option<usize> {
+    loop {
+        while let Some(word) = bytes.get(at..at + 8) {
+            // Cannot fail: the slice has eight bytes.
+            let word = u64::from_le_bytes(word.try_into().ok()?);
+            let quotes = zero_bytes(word ^ (ONES * u64::from(b'"')));
+            let found = quotes | zero_bytes(word ^ (ONES * u64::from(b'\\')));
+            if found != 0 {
+                at += found.trailing_zeros() as usize / 8;
+                break;
+            }
+            at += 8;
+        }
+        match bytes.get(at)? {
+            b'"' => return Some(at),
+            b'\\' => at += 2,
+            _ => at += 1,
         }
     }
 }
@@ -186,15 +226,9 @@ impl<'a> Scanner<'a> {
     fn string(&mut self) -> Result<&'a [u8], String> {
         self.expect(b'"')?;
         let start = self.at;
-        loop {
-            match self.peek()? {
-                b'"' => break,
-                b'\\' => self.at += 2,
-                _ => self.at += 1,
-            }
-        }
-        self.at += 1;
-        Ok(&self.bytes[start..self.at - 1])
+        let end = end_of_string(self.bytes, start).ok_or_else(|| "unexpected end".to_owned())?;
+        self.at = end + 1;
+        Ok(&self.bytes[start..end])
     }
 
     /// Skips one value.
@@ -241,10 +275,24 @@ impl<'a> Scanner<'a> {
         }
     }
 
+    /// Skips one value; returns its fields if it is an object.
+    fn nested(&mut self) -> Result<Vec<FieldPlace<'a>>, String> {
+        if self.peek()? != b'{' {
+            self.skip()?;
+            return Ok(Vec::new());
+        }
+        self.at += 1;
+        let fields = match self.peek()? {
+            b'}' => Vec::new(),
+            _ => self.fields(|_| false)?,
+        };
+        self.expect(b'}')?;
+        Ok(fields)
+    }
+
     fn scalar(&mut self) {
-        let end = self.bytes[self.at..]
-            .iter()
-            .position(|byte| b",:{}[]\"".contains(byte));
+        let is_end = |byte: &u8| matches!(byte, b',' | b':' | b'{' | b'}' | b'[' | b']' | b'"');
+        let end = self.bytes[self.at..].iter().position(is_end);
         self.at = end.map_or(self.bytes.len(), |end| self.at + end);
     }
 
@@ -296,6 +344,53 @@ mod tests {
         assert!(
             String::from_utf8_lossy(&stamped).contains(r#""uid":"u","resourceVersion":"9","e""#)
         );
+    }
+
+    /// The same byte by byte.
+    fn end_of_string_slowly(bytes: &[u8], mut at: usize) -> Option<usize> {
+        loop {
+            match bytes.get(at)? {
+                b'"' => return Some(at),
+                b'\\' => at += 2,
+                _ => at += 1,
+            }
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn strings_end_where_a_slow_scan_finds_it(
+            text in proptest::collection::vec(proptest::sample::select(&b"ab\"\\\x00\x7f\x80\xa2\xdc\xff!#[]"[..]), 0..40),
+            from in 0usize..12,
+        ) {
+            proptest::prop_assert_eq!(end_of_string(&text, from), end_of_string_slowly(&text, from));
+        }
+    }
+
+    #[test]
+    fn fields_after_metadata_come_with_the_fields_of_objects() {
+        let json = br#"{"metadata":{},"spec":{"a":{"x":1},"b":["}"]},"n":7,"status":{}}"#;
+        let all = nested_fields_after(json, 14).unwrap();
+        let text = |place: &FieldPlace<'_>| {
+            let (name, value) = (place.name, &json[place.value.clone()]);
+            format!(
+                "{}={}",
+                String::from_utf8_lossy(name),
+                String::from_utf8_lossy(value)
+            )
+        };
+        let shown: Vec<_> = all
+            .iter()
+            .map(|(place, inside)| (text(place), inside.iter().map(text).collect::<Vec<_>>()))
+            .collect();
+        let inside = vec![r#"a={"x":1}"#.to_owned(), r#"b=["}"]"#.to_owned()];
+        assert_eq!(
+            shown[0],
+            (r#"spec={"a":{"x":1},"b":["}"]}"#.to_owned(), inside)
+        );
+        assert_eq!(shown[1], ("n=7".to_owned(), vec![]));
+        assert_eq!(shown[2], ("status={}".to_owned(), vec![]));
+        assert_eq!(all[0].1, fields(json, all[0].0.value.start).unwrap());
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use client::{Event, Informer, Subscription, informer::Object};
-use futures::future::{BoxFuture, select_all};
 use k8s_openapi::api::{
     apps::v1::{ReplicaSet, StatefulSet},
     core::v1::{
@@ -16,22 +15,19 @@ use k8s_openapi::api::{
 use kube::Resource;
 use lifecycle::Context;
 use reconcile::{Selector, devices::allocation};
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     bindings::Bindings, devices::slices::Slice, framework::event::Event as Happened, run::Loop,
 };
-
-/// A change to apply.
-type Change = Box<dyn FnOnce(&mut Loop) + Send>;
 
 /// Changes of one kind.
 trait Feed: Send {
     /// Applies all pending changes.
     fn drain(&mut self, scheduler: &mut Loop);
 
-    /// The next change; `None` if the watch has ended. Cancel-safe.
-    fn next(&mut self) -> BoxFuture<'_, Option<Change>>;
+    /// Whether the watch has ended.
+    fn is_over(&self) -> bool;
 }
 
 struct Kind<K: 'static> {
@@ -46,78 +42,100 @@ impl<K: Object> Feed for Kind<K> {
         }
     }
 
-    fn next(&mut self) -> BoxFuture<'_, Option<Change>> {
-        Box::pin(async {
-            let (event, apply) = (self.events.next().await?, self.apply);
-            Some(Box::new(move |scheduler: &mut Loop| apply(scheduler, &event)) as Change)
-        })
+    fn is_over(&self) -> bool {
+        self.events.is_over()
     }
 }
 
 /// All watches, in the order in which changes are applied: other objects before pods.
 pub(crate) struct Inputs {
     feeds: Vec<Box<dyn Feed>>,
+    /// Notified of the changes of all feeds.
+    changed: Arc<Notify>,
 }
 
-async fn watch<K>(
-    context: &Context,
-    client: &kube::Client,
-    apply: fn(&mut Loop, &Event<K>),
-) -> Box<dyn Feed>
-where
-    K: Object + Resource<DynamicType = ()>,
-{
-    follow(&Informer::builder(client.clone()).start(context), apply).await
+/// What every watch needs.
+struct Source<'a> {
+    context: &'a Context,
+    client: &'a kube::Client,
+    changed: Arc<Notify>,
 }
 
-async fn follow<K: Object>(
-    informer: &Informer<K>,
-    apply: fn(&mut Loop, &Event<K>),
-) -> Box<dyn Feed> {
-    informer.synced().await;
-    Box::new(Kind {
-        events: informer.subscribe(),
-        apply,
-    })
+impl Source<'_> {
+    async fn watch<K>(&self, apply: fn(&mut Loop, &Event<K>)) -> Box<dyn Feed>
+    where
+        K: Object + Resource<DynamicType = ()>,
+    {
+        let informer = Informer::builder(self.client.clone()).start(self.context);
+        self.follow(&informer, apply).await
+    }
+
+    async fn follow<K: Object>(
+        &self,
+        informer: &Informer<K>,
+        apply: fn(&mut Loop, &Event<K>),
+    ) -> Box<dyn Feed> {
+        informer.synced().await;
+        let events = informer.subscribe().notifying(&self.changed);
+        Box::new(Kind { events, apply })
+    }
+
+    /// The same without the versions before a change, for kinds whose changes are frequent.
+    async fn follow_newest<K: Object>(
+        &self,
+        informer: &Informer<K>,
+        apply: fn(&mut Loop, &Event<K>),
+    ) -> Box<dyn Feed> {
+        informer.synced().await;
+        let events = informer.subscribe().notifying(&self.changed);
+        let events = events.without_old();
+        Box::new(Kind { events, apply })
+    }
 }
 
 impl Inputs {
     /// Starts the watches and waits until they have synced.
     pub(crate) async fn start(context: &Context, client: &kube::Client) -> (Self, Bindings) {
         let bindings = Bindings::start(context, client);
+        let changed = Arc::new(Notify::new());
+        let source = Source {
+            context,
+            client,
+            changed: changed.clone(),
+        };
         let (first, second, third, fourth) = tokio::join!(
             async {
                 tokio::join!(
-                    watch::<Namespace>(context, client, on_namespace),
-                    watch::<Service>(context, client, on_service),
-                    watch::<ReplicationController>(context, client, on_replication_controller),
-                    watch::<ReplicaSet>(context, client, on_replica_set),
-                    watch::<StatefulSet>(context, client, on_stateful_set),
+                    source.watch::<Namespace>(on_namespace),
+                    source.watch::<Service>(on_service),
+                    source.watch::<ReplicationController>(on_replication_controller),
+                    source.watch::<ReplicaSet>(on_replica_set),
+                    source.watch::<StatefulSet>(on_stateful_set),
                 )
             },
             async {
                 tokio::join!(
-                    watch::<PodDisruptionBudget>(context, client, on_budget),
-                    watch::<StorageClass>(context, client, on_class),
-                    follow(&bindings.volumes, on_volume),
-                    follow(&bindings.claims, on_claim),
-                    follow(&bindings.device_claims, on_device_claim),
+                    source.watch::<PodDisruptionBudget>(on_budget),
+                    source.watch::<StorageClass>(on_class),
+                    source.follow(&bindings.volumes, on_volume),
+                    source.follow(&bindings.claims, on_claim),
+                    source.follow(&bindings.device_claims, on_device_claim),
                 )
             },
             async {
                 tokio::join!(
-                    follow(&bindings.nodes, Loop::on_node),
-                    follow(&bindings.pods, Loop::on_pod),
+                    source.follow_newest(&bindings.nodes, Loop::on_node),
+                    source.follow_newest(&bindings.pods, Loop::on_pod),
                 )
             },
             async {
                 tokio::join!(
-                    watch::<CSIDriver>(context, client, on_driver),
-                    watch::<CSINode>(context, client, on_csi_node),
-                    watch::<CSIStorageCapacity>(context, client, on_capacity),
-                    watch::<VolumeAttachment>(context, client, on_attachment),
-                    watch::<DeviceClass>(context, client, on_device_class),
-                    watch::<ResourceSlice>(context, client, on_slice),
+                    source.watch::<CSIDriver>(on_driver),
+                    source.watch::<CSINode>(on_csi_node),
+                    source.watch::<CSIStorageCapacity>(on_capacity),
+                    source.watch::<VolumeAttachment>(on_attachment),
+                    source.watch::<DeviceClass>(on_device_class),
+                    source.watch::<ResourceSlice>(on_slice),
                 )
             },
         );
@@ -145,7 +163,7 @@ impl Inputs {
             nodes,
             pods,
         ];
-        (Self { feeds }, bindings)
+        (Self { feeds, changed }, bindings)
     }
 
     /// Applies all pending changes.
@@ -156,15 +174,17 @@ impl Inputs {
         scheduler.drain_results();
     }
 
-    /// Waits for the next change or until `due`; false if a watch has ended.
+    /// Waits until something changes or `due`; false if a watch has ended. Changes are applied by [`Inputs::drain`].
     pub(crate) async fn wait(&mut self, scheduler: &mut Loop, due: Instant) -> bool {
-        let changes = select_all(self.feeds.iter_mut().map(|feed| feed.next()));
-        let change = tokio::select! {
-            (change, _, _) = changes => change,
+        let result = tokio::select! {
+            () = self.changed.notified() => None,
             result = scheduler.next_result() => result,
             () = tokio::time::sleep_until(due) => return true,
         };
-        change.map(|change| change(scheduler)).is_some()
+        if let Some(apply) = result {
+            apply(scheduler);
+        }
+        !self.feeds.iter().any(|feed| feed.is_over())
     }
 }
 

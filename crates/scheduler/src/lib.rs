@@ -25,6 +25,7 @@ pub mod preemption;
 #[cfg(test)]
 mod preemption_reference;
 pub mod queue;
+mod recent_specs;
 #[cfg(test)]
 mod reference;
 pub mod resources;

@@ -64,7 +64,7 @@ impl Matcher {
 /// Items by a label that their selectors require.
 #[derive(Debug)]
 pub struct SelectorIndex<T> {
-    by_label: HashMap<String, HashMap<String, Vec<T>>>,
+    by_label: HashMap<String, HashMap<Box<str>, Vec<T>>>,
     /// Items whose selectors require no specific label.
     rest: Vec<T>,
 }
@@ -85,7 +85,12 @@ impl<T: PartialEq> SelectorIndex<T> {
             None => self.rest.push(item),
             Some((key, value)) => {
                 let values = self.by_label.entry(key.to_owned()).or_default();
-                values.entry(value.to_owned()).or_default().push(item);
+                let items = values.entry(value.into()).or_default();
+                if items.is_empty() {
+                    // Usually it stays the only one.
+                    items.reserve_exact(1);
+                }
+                items.push(item);
             }
         }
     }
@@ -113,7 +118,7 @@ impl<T: PartialEq> SelectorIndex<T> {
     pub fn candidates<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = &'a T> {
         let indexed = labels
             .iter()
-            .filter_map(|(key, value)| self.by_label.get(key)?.get(value));
+            .filter_map(|(key, value)| self.by_label.get(key)?.get(value.as_str()));
         indexed.flatten().chain(&self.rest)
     }
 }

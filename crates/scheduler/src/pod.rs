@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodCondition};
 
 use crate::{
     matching::LabelSet,
+    recent_specs::{RecentSpecs, RememberedSpec},
     spec_memo::{Outline, SpecMemo},
     template::{Interner, Template, VolumeClaim},
 };
@@ -150,6 +151,7 @@ pub struct Pods {
     templates: Interner<Template>,
     label_sets: Interner<LabelSet>,
     specs: SpecMemo,
+    recent: RecentSpecs,
 }
 
 impl Pods {
@@ -157,6 +159,22 @@ impl Pods {
     pub fn info(&mut self, pod: &Pod) -> PodInfo {
         let template = self.templates.intern(Template::new(pod));
         PodInfo::with(pod, template, self.label_sets.intern(label_set(pod)))
+    }
+
+    /// A pod with the spec of a recent one: the pod without its spec, its node and its projection.
+    pub(crate) fn recent(&mut self, text: &str) -> Option<(Pod, Option<String>, PodInfo)> {
+        let (outline, template) = self.recent.read(text)?;
+        let (pod, node) = outline.into_pod();
+        let labels = self.label_sets.intern(label_set(&pod));
+        let info = PodInfo::with(&pod, template, labels);
+        Some((pod, node, info))
+    }
+
+    /// Remembers the spec of a pod that was read in another way.
+    pub(crate) fn remember_recent(&mut self, spec: Option<RememberedSpec>, info: &PodInfo) {
+        if let Some(spec) = spec {
+            self.recent.remember(spec, &info.template);
+        }
     }
 
     /// The hashes that identify the pod's template, as in [`SpecMemo::digest`].

@@ -120,8 +120,9 @@ pub(crate) async fn run(context: Context, parts: Parts) -> String {
         }
         let now = Instant::now();
         if Arc::strong_count(&scheduler.in_flight) > MAX_CONCURRENT_BINDINGS {
-            if !inputs.wait(&mut scheduler, (now + IDLE).into()).await {
-                return "the watches ended".into();
+            // The end of a binding; other changes are applied at the top of the loop.
+            if let Some(apply) = scheduler.next_result().await {
+                apply(&mut scheduler);
             }
             continue;
         }

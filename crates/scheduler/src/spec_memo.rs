@@ -25,7 +25,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use crate::template::Template;
+use crate::{recent_specs::RememberedSpec, template::Template};
 
 /// A pod with the fields that change between its versions decoded, and the others as JSON text.
 #[derive(Deserialize)]
@@ -40,17 +40,17 @@ pub(crate) struct Outline<'a> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Metadata<'a> {
+pub(crate) struct Metadata<'a> {
     name: Option<String>,
-    namespace: Option<String>,
+    pub(crate) namespace: Option<String>,
     uid: Option<String>,
     resource_version: Option<String>,
     generation: Option<i64>,
     creation_timestamp: Option<Time>,
     deletion_timestamp: Option<Time>,
-    labels: Option<std::collections::BTreeMap<String, String>>,
+    pub(crate) labels: Option<std::collections::BTreeMap<String, String>>,
     #[serde(borrow)]
-    owner_references: Option<&'a RawValue>,
+    pub(crate) owner_references: Option<&'a RawValue>,
 }
 
 /// The fields of a spec as JSON text, except `nodeName`, which is decoded.
@@ -62,7 +62,7 @@ struct Spec<'a> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Status {
+pub(crate) struct Status {
     phase: Option<String>,
     start_time: Option<Time>,
     nominated_node_name: Option<String>,
@@ -111,14 +111,40 @@ impl<'a> Outline<'a> {
     /// status that the outline does not contain.
     pub(crate) fn read(text: &'a str) -> Option<Self> {
         let outline: Self = serde_json::from_str(text).ok()?;
-        // For a running pod the resources in its status count as well as the requests in its spec.
-        let is_plain = outline.status.as_ref().is_none_or(|status| {
+        outline.is_plain().then_some(outline)
+    }
+
+    /// The outline of a pod whose spec is known.
+    pub(crate) fn without_spec(
+        metadata: Metadata<'a>,
+        node: Option<&str>,
+        status: Option<Status>,
+    ) -> Option<Self> {
+        let spec = Spec {
+            node: node.map(str::to_owned),
+            fields: Vec::new(),
+        };
+        let outline = Self {
+            metadata,
+            spec,
+            status,
+        };
+        outline.is_plain().then_some(outline)
+    }
+
+    /// For a running pod the resources in its status count as well as the requests in its spec.
+    fn is_plain(&self) -> bool {
+        self.status.as_ref().is_none_or(|status| {
             status.container_statuses.is_none()
                 && status.init_container_statuses.is_none()
                 && status.resources.is_none()
                 && status.allocated_resources.is_none()
-        });
-        is_plain.then_some(outline)
+        })
+    }
+
+    /// The text of the spec, to recognise the next pod with the same one.
+    pub(crate) fn remembered_spec(&self) -> Option<RememberedSpec> {
+        RememberedSpec::new(&self.metadata, &self.spec.fields)
     }
 
     /// The pod without its spec, and the name of its node, if it has one.

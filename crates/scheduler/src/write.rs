@@ -122,6 +122,9 @@ impl Writes {
 
     /// Records an event that the pod was assigned.
     pub(crate) fn say_bound(&self, pod: &PodInfo, node: &str) {
+        if self.recorder.is_full() {
+            return;
+        }
         let (namespace, name) = (pod.namespace(), &pod.name);
         let text = format!("Successfully assigned {namespace}/{name} to {node}");
         let about = pod.reference();

@@ -1,7 +1,10 @@
 //! Services and controllers of pods: pods without spread constraints are spread with the others of
 //! their Services and controller.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use reconcile::Selector;
 
@@ -17,10 +20,28 @@ pub struct Workloads {
     controllers: HashMap<(&'static str, String, String), Selector>,
 }
 
+/// The Services of a namespace. Each is small: a map with one label would take half a kilobyte.
 #[derive(Debug, Default)]
 struct Services {
-    selectors: BTreeMap<String, Labels>,
-    index: SelectorIndex<String>,
+    selectors: BTreeMap<Arc<str>, PackedLabels>,
+    index: SelectorIndex<Arc<str>>,
+}
+
+/// Labels, sorted by key.
+type PackedLabels = Box<[(Box<str>, Box<str>)]>;
+
+fn packed(labels: &Labels) -> PackedLabels {
+    let labels = labels.iter();
+    labels
+        .map(|(key, value)| (key.as_str().into(), value.as_str().into()))
+        .collect()
+}
+
+fn unpacked(labels: &PackedLabels) -> Labels {
+    let labels = labels.iter();
+    labels
+        .map(|(key, value)| (key.to_string(), value.to_string()))
+        .collect()
 }
 
 /// The supported controllers, with their API versions.
@@ -34,14 +55,15 @@ impl Workloads {
     /// Stores a Service's selector; `None` if it is gone or has none.
     pub fn put_service(&mut self, namespace: &str, name: &str, selector: Option<Labels>) {
         let services = self.services.entry(namespace.to_owned()).or_default();
-        if let Some(old) = services.selectors.remove(name) {
-            let name = name.to_owned();
-            services.index.remove(&Selector::labels(&old), &name);
+        if let Some((name, old)) = services.selectors.remove_entry(name) {
+            let old = Selector::labels(&unpacked(&old));
+            services.index.remove(&old, &name);
         }
         if let Some(labels) = selector {
+            let name: Arc<str> = name.into();
             let compiled = Selector::labels(&labels);
-            services.index.insert(&compiled, name.to_owned());
-            services.selectors.insert(name.to_owned(), labels);
+            services.index.insert(&compiled, name.clone());
+            services.selectors.insert(name, packed(&labels));
         } else if services.selectors.is_empty() {
             self.services.remove(namespace);
         }
@@ -68,12 +90,17 @@ impl Workloads {
         let mut merged = Labels::new();
         if let Some(services) = self.services.get(namespace) {
             let labels = &pod.label_set.labels;
-            let mut names: Vec<&String> = services.index.candidates(labels).collect();
+            let mut names: Vec<&Arc<str>> = services.index.candidates(labels).collect();
             names.sort_unstable();
             for name in names {
                 let selector = &services.selectors[name];
-                if Selector::labels(selector).matches(Some(labels)) {
-                    merged.extend(selector.clone());
+                let matches = |(key, value): &(Box<str>, Box<str>)| {
+                    labels
+                        .get(&**key)
+                        .is_some_and(|own| own.as_str() == &**value)
+                };
+                if selector.iter().all(matches) {
+                    merged.extend(unpacked(selector));
                 }
             }
         }

@@ -8,7 +8,7 @@ use machinery::{
     Object, Value, encode,
     schema::{Shape, Type},
 };
-use registry::{FieldPlace, fields, fields_until};
+use registry::{FieldPlace, fields_until};
 
 use crate::{Draft, Stored, meta};
 
@@ -34,22 +34,26 @@ pub(super) fn assign(
         return None;
     }
     let places = stored.fields_after_metadata(&bytes).ok()?;
-    let part = |name: &str| Some((struct_of(schema, name)?, find(&places, name)?));
-    let ((spec, spec_at), (status, status_at)) = (part("spec")?, part("status")?);
-    let spec_fields = fields(&bytes, spec_at.value.start).ok()?;
-    let is_set = |name| find(&spec_fields, name).is_some();
+    let part = |name: &str| {
+        let (place, inside) = places
+            .iter()
+            .find(|(place, _)| place.name == name.as_bytes())?;
+        Some((struct_of(schema, name)?, place, inside))
+    };
+    let ((spec, spec_at, spec_fields), (status, status_at, status_fields)) =
+        (part("spec")?, part("status")?);
+    let is_set = |name| find(spec_fields, name).is_some();
     if is_set("nodeName") || is_set("schedulingGates") {
         return None;
     }
     let name = Value::from(node).to_string();
     let end = spec_at.value.end - 1;
-    let named = insertion(spec, &spec_fields, end, "nodeName", name.as_bytes())?;
-    let status_fields = fields(&bytes, status_at.value.start).ok()?;
-    if find(&status_fields, "nominatedNodeName").is_some() {
+    let named = insertion(spec, spec_fields, end, "nodeName", name.as_bytes())?;
+    if find(status_fields, "nominatedNodeName").is_some() {
         return None;
     }
     let end = status_at.value.end - 1;
-    let marked = with_condition(&bytes, status, &status_fields, end, condition)?;
+    let marked = with_condition(&bytes, status, status_fields, end, condition)?;
     let labels = labels(stored, binding)?;
     let mut edits = vec![named, marked];
     if stored.header.labels().len() != labels.len() {
