@@ -10,7 +10,10 @@ use kube::api::ObjectMeta;
 use reconcile::{Action, Controller, Error, Key, Selector, Writer};
 
 use crate::{
-    endpointslice::view::{addresses, hostname, reference, services_of_pod, target_port},
+    endpointslice::{
+        trigger::{TriggerTimes, annotate},
+        view::{addresses, hostname, reference, services_of_pod, target_port},
+    },
     pods::{is_deleting, is_ready, is_terminal, node},
     shared::{REST, Shared, selected_in},
 };
@@ -28,6 +31,7 @@ struct Controlled {
     services: Informer<Service>,
     pods: Informer<Pod>,
     endpoints: Writer<Endpoints>,
+    trigger_times: TriggerTimes,
 }
 
 /// Starts the controller.
@@ -36,6 +40,7 @@ pub fn start(shared: &Arc<Shared>) {
         services: shared.informer(),
         pods: shared.informer(),
         endpoints: shared.writer(ACCOUNT),
+        trigger_times: TriggerTimes::default(),
     });
     let concerned = services_of_pod(&controller.services);
     shared
@@ -56,6 +61,7 @@ impl Controller for Controlled {
     async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
         let known = self.endpoints.cache().get(&key.namespace, &key.name);
         let Some(service) = self.services.get(&key.namespace, &key.name) else {
+            self.trigger_times.forget(key);
             let ours = known.filter(|known| {
                 known
                     .metadata
@@ -74,9 +80,13 @@ impl Controller for Controlled {
         };
         let selector = Selector::labels(&selector);
         let pods = selected_in(&self.pods, &key.namespace, &selector);
-        let wanted = decide(&service, &pods, known.as_deref());
+        let mut wanted = decide(&service, &pods, known.as_deref());
+        let trigger = self.trigger_times.observe(key, &service, &pods);
+        if known.as_deref() == Some(&wanted) {
+            return Ok(Action::Done);
+        }
+        annotate(&mut wanted.metadata, trigger);
         let outcome = match &known {
-            Some(known) if **known == wanted => return Ok(Action::Done),
             Some(_) => self.endpoints.update(&key.namespace, &wanted).await,
             None => self.endpoints.create(&key.namespace, &wanted).await,
         };

@@ -10,6 +10,7 @@ use std::{
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use reconcile::{StatusPatch, condition};
+use serde_json::{Value, json};
 
 /// The phase; empty if not set.
 pub(crate) fn phase(pod: &Pod) -> &str {
@@ -187,6 +188,24 @@ pub(crate) fn deletion_order(pods: &mut [Arc<Pod>], related: &[Arc<Pod>], now: T
             pod.metadata.uid.clone(),
         )
     });
+}
+
+/// A container that removes files of any owner in a volume, with no other permissions.
+pub(crate) fn removing_container(name: &str, args: &[&str], volume: &str, path: &str) -> Value {
+    json!({
+        "name": name,
+        "image": "mainstay.local/hello",
+        "imagePullPolicy": "IfNotPresent",
+        "args": args,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "runAsUser": 0,
+            "readOnlyRootFilesystem": true,
+            "allowPrivilegeEscalation": false,
+            "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]},
+        },
+        "volumeMounts": [{"name": volume, "mountPath": path}],
+    })
 }
 
 #[cfg(test)]

@@ -111,11 +111,26 @@ async fn services_get_the_addresses_of_nodes_and_a_port_has_one_service() {
     wait_for(&world, "b", &["192.0.2.2 VIP"]).await;
     assert_eq!(ports_error(&service(&world, "b").await), "False ");
 
-    // A Service of another type has no addresses.
+    // A Service is deleted after its addresses are free.
+    let finalizers = |service: &Service| service.metadata.finalizers.clone().unwrap_or_default();
+    let cleanup = "service.kubernetes.io/load-balancer-cleanup";
+    assert_eq!(finalizers(&service(&world, "b").await), [cleanup]);
+    world
+        .until("the deleted Service to be gone", || async {
+            Ok::<_, kube::Error>(api.get_opt("a").await?.is_none())
+        })
+        .await;
+
+    // A Service of another type has no addresses and no finalizer.
     let patch = json!({"spec": {"type": "ClusterIP", "ports": [{"port": 80, "nodePort": null}]}});
     let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
     api.patch("b", &parameters, &patch).await.unwrap();
     wait_for(&world, "b", &[]).await;
+    world
+        .until("the finalizer to be removed", || async {
+            Ok::<_, ()>(finalizers(&service(&world, "b").await).is_empty())
+        })
+        .await;
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use client::{Api, Informer};
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
     api::{
         authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
@@ -27,6 +28,11 @@ use crate::shared::{ADDRESS, Shared, address_key};
 
 /// The name in [`crate::ALL`].
 pub const NAME: &str = "certificatesigningrequest-approving";
+
+/// The age at which a node's request that somebody else made needs manual approval: agents make a
+/// new one then. A token that was deleted must not leave requests behind that wait until the node of
+/// that name fails.
+const MAX_AGE: SignedDuration = SignedDuration::from_mins(15);
 
 struct Approver {
     shared: Arc<Shared>,
@@ -123,6 +129,11 @@ fn decide(csr: &CertificateSigningRequest, request: &RequestedCertificate) -> Ch
         }
         _ => Choice::Leave,
     }
+}
+
+fn is_recent(csr: &CertificateSigningRequest, now: Timestamp) -> bool {
+    let created = csr.metadata.creation_timestamp.as_ref();
+    created.is_some_and(|created| now.duration_since(created.0) < MAX_AGE)
 }
 
 fn is_ready(node: &Node) -> bool {
@@ -235,11 +246,12 @@ impl Controller for Approver {
             },
             Choice::Ask(kinds) => {
                 let author = csr.spec.username.as_deref().unwrap_or_default();
-                if author != request.common_name && self.is_taken(&request) {
+                let is_open = is_recent(&csr, self.shared.now()) && !self.is_taken(&request);
+                if author != request.common_name && !is_open {
                     tracing::info!(
                         csr = key.name,
                         name = request.common_name,
-                        "name of a Ready node, manual approval needed"
+                        "name of a Ready node or an old request, manual approval needed"
                     );
                     return Ok(Action::Done);
                 }
@@ -309,6 +321,22 @@ mod tests {
         outsider.spec.groups = Some(vec!["dev".to_owned()]);
         assert_eq!(choose(&outsider), Choice::Leave);
         assert_eq!(decide(&own, &request(&[], &[])), Choice::Leave);
+    }
+
+    #[test]
+    fn a_request_is_recent_for_a_quarter_of_an_hour() {
+        let now = Timestamp::from_second(1_000_000).unwrap();
+        let aged = |seconds: i64| {
+            let mut csr = csr(KUBELET_CLIENT, "system:bootstrap:abcdef", &CLIENT);
+            let created = now.checked_sub(SignedDuration::from_secs(seconds)).unwrap();
+            csr.metadata.creation_timestamp = Some(Time(created));
+            csr
+        };
+        assert!(is_recent(&aged(0), now) && is_recent(&aged(899), now));
+        // The clock of another server may be ahead.
+        assert!(is_recent(&aged(-5), now));
+        assert!(!is_recent(&aged(900), now));
+        assert!(!is_recent(&csr(KUBELET_CLIENT, "x", &CLIENT), now));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 pub(crate) mod pack;
 mod topology;
+pub(crate) mod trigger;
 pub(crate) mod view;
 
 use std::{collections::BTreeSet, sync::Arc};
@@ -21,6 +22,7 @@ use crate::{
 };
 use kube::{Resource, api::ObjectMeta};
 use pack::{Change, pack};
+use trigger::{TriggerTimes, annotate_changes};
 use view::{Group, MANAGED_BY, SERVICE_NAME, desired};
 
 /// The name in [`crate::ALL`].
@@ -37,6 +39,7 @@ struct Slices {
     recorder: Recorder,
     /// Services with topology hints, which are reconciled when a node changes.
     by_topology: Mutex<BTreeSet<Key>>,
+    trigger_times: TriggerTimes,
     metrics: Metrics,
 }
 
@@ -49,6 +52,7 @@ pub fn start(shared: &Arc<Shared>) {
         slices: shared.writer(ACCOUNT),
         recorder: shared.recorder(ACCOUNT, "endpoint-slice-controller"),
         by_topology: Mutex::default(),
+        trigger_times: TriggerTimes::default(),
         metrics: shared.metrics.clone(),
     });
     let hinted = controller.clone();
@@ -80,6 +84,7 @@ impl Controller for Slices {
         let service = self.services.get(&key.namespace, &key.name);
         if service.is_none() {
             self.by_topology.lock().remove(key);
+            self.trigger_times.forget(key);
         }
         let selector = service
             .as_ref()
@@ -95,13 +100,22 @@ impl Controller for Slices {
                 };
                 let mut groups = desired(service, &pods, zone);
                 self.hint(service, key, &mut groups, &existing);
-                Some((service, groups))
+                let trigger = self.trigger_times.observe(key, service, &pods);
+                Some((service, groups, trigger))
             }
             (Some(_), None) => return Ok(Action::Done),
             (None, _) => None,
         };
         let changes = match wanted {
-            Some((service, groups)) => pack(&model(service), groups, existing),
+            Some((service, groups, trigger)) => {
+                let mut changes = pack(&model(service), groups, existing);
+                // The garbage collector deletes the slices of a Service that is being deleted.
+                if service.metadata.deletion_timestamp.is_some() {
+                    changes.retain(|change| !matches!(change, Change::Create(_)));
+                }
+                annotate_changes(&mut changes, trigger);
+                changes
+            }
             None => existing.into_iter().map(Change::Delete).collect(),
         };
         let written = pack::write(&self.slices, &key.namespace, &changes).await;

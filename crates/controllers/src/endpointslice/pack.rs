@@ -1,5 +1,6 @@
 //! Packs endpoints into slices of at most a hundred, changing as few slices as possible: existing
-//! endpoints stay in their slices, free places are filled, then new slices are created. Pure.
+//! endpoints stay in their slices, free places are filled, then slices that are no longer needed are reused, then new
+//! slices are created. Pure.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -38,6 +39,38 @@ pub(crate) fn pack(
         changes.extend(pack_group(model, group, mine));
     }
     changes.extend(existing.into_iter().map(Change::Delete));
+    reuse(changes)
+}
+
+/// Turns a deletion and a creation of slices of the same owner and family into one update.
+fn reuse(changes: Vec<Change>) -> Vec<Change> {
+    let is_delete = |change: &Change| matches!(change, Change::Delete(_));
+    let (mut deleted, mut changes): (Vec<_>, Vec<_>) = changes.into_iter().partition(is_delete);
+    for change in &mut changes {
+        let Change::Create(new) = change else {
+            continue;
+        };
+        let fits = |change: &Change| match change {
+            Change::Delete(old) => {
+                old.address_type == new.address_type
+                    && old.metadata.owner_references == new.metadata.owner_references
+            }
+            _ => false,
+        };
+        let Some(at) = deleted.iter().position(fits) else {
+            continue;
+        };
+        if let Change::Delete(old) = deleted.remove(at) {
+            let mut next = std::mem::take(&mut **new);
+            let model = std::mem::replace(&mut next.metadata, old.metadata.clone());
+            next.metadata.labels = model.labels;
+            if model.annotations.is_some() {
+                next.metadata.annotations = model.annotations;
+            }
+            *change = Change::Update(Box::new(next));
+        }
+    }
+    changes.extend(deleted);
     changes
 }
 
@@ -196,6 +229,22 @@ mod tests {
     }
 
     #[test]
+    fn a_slice_that_is_no_longer_needed_is_reused_unless_another_service_owns_it() {
+        let mut old = (*made(run(&[], vec![]))[0]).clone();
+        old.metadata.name = Some("web-abc".into());
+        let changes = run(&[1], vec![Arc::new(old.clone())]);
+        let Change::Update(slice) = &changes[0] else {
+            panic!("{changes:?}");
+        };
+        assert_eq!(slice.metadata.name.as_deref(), Some("web-abc"));
+        assert_eq!(slice.ports.as_ref().map(Vec::len), Some(1));
+        let owners = old.metadata.owner_references.as_mut().unwrap();
+        owners[0].uid = "an earlier Service of that name".into();
+        let changes = run(&[1], vec![Arc::new(old)]);
+        assert_eq!(render(&changes), ["create 1", "delete 0"]);
+    }
+
+    #[test]
     fn a_service_without_pods_keeps_one_empty_slice() {
         let changes = run(&[], vec![]);
         assert_eq!(render(&changes), ["create 0"]);
@@ -204,7 +253,7 @@ mod tests {
         let first = run(&[1], empty);
         assert_eq!(
             render(&first),
-            ["create 1", "delete 0"],
+            ["update 1"],
             "its ports were not known before"
         );
     }

@@ -25,6 +25,8 @@ pub const ANNOUNCER: &str = "mainstay.local/announced-by";
 /// The condition of a Service whose addresses are from the pool. Nodes trust it, unlike the
 /// annotation, since only controllers write a Service's status.
 pub const FROM_POOL: &str = "mainstay.local/AddressFromPool";
+/// Upstream's finalizer of a Service with a load balancer: it is deleted after its addresses are free.
+pub(super) const FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
 /// Upstream's condition of a Service that does not get its ports.
 const PORTS_ERROR: &str = "LoadBalancerPortsError";
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
@@ -63,12 +65,39 @@ pub(super) struct Decision {
 }
 
 /// Whether a Service is of type LoadBalancer and has our class or none.
-pub(super) fn is_ours(service: &Service) -> bool {
+fn has_our_class(service: &Service) -> bool {
     let spec = service.spec.as_ref();
     let class = spec.and_then(|spec| spec.load_balancer_class.as_deref());
-    is_load_balancer(service)
-        && class.is_none_or(|class| class == CLASS)
-        && service.metadata.deletion_timestamp.is_none()
+    is_load_balancer(service) && class.is_none_or(|class| class == CLASS)
+}
+
+fn is_deleting(service: &Service) -> bool {
+    service.metadata.deletion_timestamp.is_some()
+}
+
+/// Whether the controller assigns addresses to a Service.
+pub(super) fn is_ours(service: &Service) -> bool {
+    has_our_class(service) && !is_deleting(service)
+}
+
+/// Whether a Service wants addresses and ports, or still has them while it is being deleted.
+pub(super) fn competes(service: &Service) -> bool {
+    is_ours(service) || (has_our_class(service) && !addresses(service).is_empty())
+}
+
+/// Whether a Service has the finalizer.
+pub(super) fn has_finalizer(service: &Service) -> bool {
+    let mut finalizers = service.metadata.finalizers.iter().flatten();
+    finalizers.any(|finalizer| finalizer == FINALIZER)
+}
+
+/// Whether a Service that is being deleted, or of another type, still has addresses or the finalizer.
+pub(super) fn needs_cleanup(service: &Service) -> bool {
+    let is_released = match is_load_balancer(service) {
+        true => has_our_class(service) && is_deleting(service),
+        false => true,
+    };
+    is_released && (has_finalizer(service) || !addresses(service).is_empty())
 }
 
 /// Whether two are the same Service.
@@ -80,11 +109,6 @@ pub(super) fn is_same(one: &Service, other: &Service) -> bool {
 pub(super) fn is_load_balancer(service: &Service) -> bool {
     let spec = service.spec.as_ref();
     spec.and_then(|spec| spec.type_.as_deref()) == Some(LOAD_BALANCER)
-}
-
-/// Whether a Service of another type still has load balancer addresses.
-pub(super) fn is_left_over(service: &Service) -> bool {
-    !is_load_balancer(service) && !addresses(service).is_empty()
 }
 
 /// The addresses in a Service's status.
@@ -276,7 +300,7 @@ fn from_pool(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &View
     let others = view
         .services
         .iter()
-        .filter(|other| !is_same(other, service) && is_ours(other));
+        .filter(|other| !is_same(other, service) && competes(other));
     // An address belongs to the Service that has it in its status; if two have it, to the older.
     let mut taken = BTreeSet::new();
     for other in others {
@@ -431,10 +455,56 @@ mod tests {
             "a",
             json!({"spec": {"loadBalancerClass": CLASS}})
         )));
-        let mut left = has(&["192.0.2.1"]);
-        left["spec"] = json!({"type": "ClusterIP"});
-        assert!(is_left_over(&service("a", left)));
-        assert!(!is_left_over(&service("a", has(&["192.0.2.1"]))));
+    }
+
+    #[test]
+    fn a_deleted_service_or_one_of_another_type_is_cleaned_up() {
+        let gone = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+        let kept = json!({"finalizers": [FINALIZER]});
+        let mut both = gone.clone();
+        merge(&mut both, kept.clone());
+        let cluster_ip = json!({"type": "ClusterIP"});
+        for (metadata, spec, ips, expected) in [
+            (json!({}), json!({}), &["192.0.2.1"][..], false),
+            (kept.clone(), json!({}), &["192.0.2.1"], false),
+            (gone.clone(), json!({}), &["192.0.2.1"], true),
+            (gone, json!({}), &[], false),
+            (both.clone(), json!({}), &[], true),
+            (
+                both,
+                json!({"loadBalancerClass": "example.com/a"}),
+                &[],
+                false,
+            ),
+            (kept, cluster_ip.clone(), &[], true),
+            (json!({}), cluster_ip.clone(), &["192.0.2.1"], true),
+            (json!({}), cluster_ip, &[], false),
+        ] {
+            let mut object = has(ips);
+            object["metadata"] = metadata;
+            object["spec"] = spec;
+            let shown = object.to_string();
+            assert_eq!(needs_cleanup(&service("a", object)), expected, "{shown}");
+        }
+    }
+
+    #[test]
+    fn addresses_and_ports_of_a_deleted_service_are_free_after_its_cleanup() {
+        let gone = |ips: &[&str]| {
+            let mut object = has(ips);
+            object["metadata"] = json!({"deletionTimestamp": "2026-01-01T00:00:00Z",
+                                        "finalizers": ["example.com/slow"]});
+            service("gone", object)
+        };
+        let pool = "198.51.100.1";
+        let world = World::new(vec![service("a", json!({})), gone(&[pool])], pool);
+        assert!(world.decide(0).problem.is_some());
+        let world = World::new(vec![service("a", json!({})), gone(&[])], pool);
+        assert_eq!(world.ingress(0), [pool]);
+        let world = World::new(vec![service("a", json!({})), gone(&["192.0.2.1"])], "");
+        assert!(world.decide(0).problem.is_some());
+        let world = World::new(vec![service("a", json!({})), gone(&[])], "");
+        assert_eq!(world.decide(0).problem, None);
     }
 
     #[test]

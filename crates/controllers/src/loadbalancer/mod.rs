@@ -1,5 +1,5 @@
 //! Assigns addresses to Services of type LoadBalancer: those of the nodes, or of a pool, which one
-//! node at a time announces. Ignores Services of another class; `--disable load-balancer` turns it
+//! node at a time announces. A Service has upstream's finalizer while it may have addresses. Ignores Services of another class; `--disable load-balancer` turns it
 //! off.
 
 mod decide;
@@ -25,7 +25,7 @@ use crate::{
     shared::{LOAD_BALANCER, SERVICE, Shared, TYPE},
 };
 pub use decide::{ANNOUNCER, CLASS, FROM_POOL};
-use decide::{Decision, View, decide};
+use decide::{Decision, FINALIZER, View, decide};
 pub use pool::Pool;
 
 /// The name in [`crate::ALL`].
@@ -156,21 +156,48 @@ impl Balancers {
         self.services.reached(&version).await;
     }
 
-    async fn write(&self, service: &Service, key: &Key, decision: &Decision) -> Result<(), Error> {
-        let uid = service.metadata.uid.as_deref().unwrap_or_default();
-        if decide::announcer(service) != decision.announcer.as_deref() {
-            let annotations = json!({ANNOUNCER: decision.announcer});
-            let patch = json!({"metadata": {"uid": uid, "annotations": annotations}});
-            let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
-            let patched = self.api(key).patch(&key.name, &parameters, &patch).await?;
-            self.written(patched).await;
+    /// Adds the finalizer and writes the announcer, before the addresses are assigned.
+    async fn write_metadata(
+        &self,
+        service: &Service,
+        key: &Key,
+        decision: &Decision,
+    ) -> Result<(), Error> {
+        let is_announced = decide::announcer(service) == decision.announcer.as_deref();
+        if is_announced && decide::has_finalizer(service) {
+            return Ok(());
         }
+        let annotations = json!({ANNOUNCER: decision.announcer});
+        let metadata = json!({"finalizers": [FINALIZER], "annotations": annotations});
+        let patched = self.patch_metadata(service, key, metadata).await?;
+        self.written(patched).await;
+        Ok(())
+    }
+
+    async fn patch_metadata(
+        &self,
+        service: &Service,
+        key: &Key,
+        mut metadata: Value,
+    ) -> Result<Service, Error> {
+        metadata["uid"] = json!(service.metadata.uid);
+        let (parameters, patch) = (PatchParams::default(), json!({"metadata": metadata}));
+        let patch = Patch::Strategic(&patch);
+        Ok(self.api(key).patch(&key.name, &parameters, &patch).await?)
+    }
+
+    /// Writes addresses and conditions, which change in one write.
+    async fn write_status(
+        &self,
+        service: &Service,
+        key: &Key,
+        decision: &Decision,
+    ) -> Result<(), Error> {
         let status = service.status.as_ref();
         let before = status.and_then(|status| status.load_balancer.as_ref());
         let before = before.and_then(|balancer| balancer.ingress.clone());
         let wanted = decide::ingress(service, decision);
         let has_changed = before.unwrap_or_default() != wanted;
-        // Addresses and conditions change in one write.
         let conditions = decide::conditions(service, decision, self.shared.now());
         let mut patch = StatusPatch::new(service).conditions(&conditions);
         if has_changed {
@@ -186,6 +213,21 @@ impl Balancers {
         }
         if has_changed {
             self.report(service, decision);
+        }
+        Ok(())
+    }
+
+    /// Frees the addresses, then removes the finalizer.
+    async fn clean_up(&self, service: &Service, key: &Key) -> Result<(), Error> {
+        self.write_status(service, key, &Decision::default())
+            .await?;
+        let is_announced = decide::announcer(service).is_some();
+        if is_announced || decide::has_finalizer(service) {
+            let metadata = json!({
+                "$deleteFromPrimitiveList/finalizers": [FINALIZER],
+                "annotations": {ANNOUNCER: null},
+            });
+            self.patch_metadata(service, key, metadata).await?;
         }
         Ok(())
     }
@@ -213,11 +255,12 @@ impl Controller for Balancers {
         let Some(service) = self.services.get(&key.namespace, &key.name) else {
             return Ok(Action::Done);
         };
-        if decide::is_left_over(&service) {
-            self.write(&service, key, &Decision::default()).await?;
+        if decide::needs_cleanup(&service) {
+            self.clean_up(&service, key).await?;
         } else if decide::is_ours(&service) {
             let decision = self.decide(&service, key);
-            self.write(&service, key, &decision).await?;
+            self.write_metadata(&service, key, &decision).await?;
+            self.write_status(&service, key, &decision).await?;
             if let Some(problem) = &decision.problem {
                 let about = service.object_ref(&());
                 let text = format!("Error syncing load balancer: {problem}");

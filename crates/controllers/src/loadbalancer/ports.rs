@@ -8,7 +8,7 @@ use std::{
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 
-use super::decide::{is_ours, is_same};
+use super::decide::{competes, is_same};
 
 /// Protocol and number.
 pub(super) type Port = (String, i32);
@@ -31,7 +31,7 @@ pub(super) fn refusal(
     reserved: &BTreeSet<u16>,
 ) -> Option<String> {
     let mut all: Vec<&Service> = services.iter().map(AsRef::as_ref).collect();
-    all.retain(|other| is_ours(other));
+    all.retain(|other| competes(other));
     all.sort_by_cached_key(|service| {
         let meta = &service.metadata;
         let since = meta.creation_timestamp.as_ref().map(|time| time.0);

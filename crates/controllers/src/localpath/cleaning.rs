@@ -14,7 +14,7 @@ use serde_json::json;
 use stdx::Backoff;
 
 use super::NAMESPACE;
-use crate::pods::ended_with;
+use crate::pods::{ended_with, removing_container};
 
 /// The prefix of the pods' names.
 pub(super) const PREFIX: &str = "local-path-cleanup-";
@@ -167,20 +167,7 @@ pub(super) fn cleaner(volumes: &[&PersistentVolume], site: &Site) -> Pod {
             "automountServiceAccountToken": false,
             "enableServiceLinks": false,
             "tolerations": [{"operator": "Exists"}],
-            "containers": [{
-                "name": "remove",
-                "image": "mainstay.local/hello",
-                "imagePullPolicy": "IfNotPresent",
-                "args": args,
-                "terminationMessagePolicy": "FallbackToLogsOnError",
-                "securityContext": {
-                    "runAsUser": 0,
-                    "readOnlyRootFilesystem": true,
-                    "allowPrivilegeEscalation": false,
-                    "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]},
-                },
-                "volumeMounts": [{"name": "volumes", "mountPath": "/volumes"}],
-            }],
+            "containers": [removing_container("remove", &args, "volumes", "/volumes")],
             "volumes": [{
                 "name": "volumes",
                 "hostPath": {"path": site.root, "type": "DirectoryOrCreate"},

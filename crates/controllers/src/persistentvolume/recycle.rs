@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
 use reconcile::storage::capacity;
 use serde_json::{Value, json};
 
-use crate::pods::{ended_with, is_deleting, phase};
+use crate::pods::{ended_with, is_deleting, phase, removing_container};
 
 /// The namespace of the pods.
 pub(super) const NAMESPACE: &str = "default";
@@ -74,20 +74,7 @@ fn pod(volume: &PersistentVolume) -> Option<Pod> {
             "affinity": affinity,
             "automountServiceAccountToken": false,
             "enableServiceLinks": false,
-            "containers": [{
-                "name": "pv-recycler",
-                "image": "mainstay.local/hello",
-                "imagePullPolicy": "IfNotPresent",
-                "args": ["empty-volume", "/scrub"],
-                "terminationMessagePolicy": "FallbackToLogsOnError",
-                "securityContext": {
-                    "runAsUser": 0,
-                    "readOnlyRootFilesystem": true,
-                    "allowPrivilegeEscalation": false,
-                    "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]},
-                },
-                "volumeMounts": [{"name": "vol", "mountPath": "/scrub"}],
-            }],
+            "containers": [removing_container("pv-recycler", &["empty-volume", "/scrub"], "vol", "/scrub")],
             "volumes": [source],
         },
     });

@@ -217,85 +217,94 @@ fn pre_bound_volumes_are_completed_and_not_marked_as_bound_by_the_controller() {
     assert_eq!(world.volumes["pv"].metadata.annotations, None);
 }
 
+/// The state of an unbound claim, and its event.
+struct Unbound {
+    class: &'static str,
+    /// The binding mode; empty if the class does not exist.
+    mode: &'static str,
+    provisioner: &'static str,
+    is_node_selected: bool,
+    pods: usize,
+    reason: &'static str,
+    message: &'static str,
+}
+
+const PROVISIONING: &str = "Waiting for a volume to be created either by the external provisioner 'x.io/made' or \
+    manually by the system administrator. If volume creation is delayed, please verify that the provisioner is \
+    running and correctly registered.";
+
+/// Of a class with a provisioner, for no pod yet.
+const OF_CLASS: Unbound = Unbound {
+    class: "fast",
+    mode: "WaitForFirstConsumer",
+    provisioner: "x.io/made",
+    is_node_selected: false,
+    pods: 0,
+    reason: "WaitForFirstConsumer",
+    message: "waiting for first consumer to be created before binding",
+};
+
+const UNBOUND: [Unbound; 8] = [
+    OF_CLASS,
+    Unbound {
+        class: "",
+        mode: "",
+        reason: "FailedBinding",
+        message: "no persistent volumes available for this claim and no storage class is set",
+        ..OF_CLASS
+    },
+    Unbound {
+        mode: "",
+        reason: "ProvisioningFailed",
+        message: "storageclass.storage.k8s.io \"fast\" not found",
+        ..OF_CLASS
+    },
+    Unbound {
+        mode: "Immediate",
+        provisioner: "kubernetes.io/no-provisioner",
+        reason: "ProvisioningFailed",
+        message: "no volume plugin matched name: kubernetes.io/no-provisioner",
+        ..OF_CLASS
+    },
+    Unbound {
+        mode: "Immediate",
+        reason: "ExternalProvisioning",
+        message: PROVISIONING,
+        ..OF_CLASS
+    },
+    Unbound {
+        pods: 1,
+        reason: "WaitForPodScheduled",
+        message: "waiting for pod p0 to be scheduled",
+        ..OF_CLASS
+    },
+    Unbound {
+        pods: 2,
+        reason: "WaitForPodScheduled",
+        message: "waiting for pods p0,p1 to be scheduled",
+        ..OF_CLASS
+    },
+    Unbound {
+        is_node_selected: true,
+        pods: 1,
+        reason: "ExternalProvisioning",
+        message: PROVISIONING,
+        ..OF_CLASS
+    },
+];
+
 #[test]
 fn an_unbound_claim_has_an_event_with_the_reason() {
-    let made = "Waiting for a volume to be created either by the external provisioner 'x.io/made' \
-        or manually by the system administrator. If volume creation is delayed, please verify \
-        that the provisioner is running and correctly registered.";
-    for (class, mode, provisioner, selected, pods, reason, message) in [
-        (
-            "",
-            "",
-            "",
-            false,
-            0,
-            "FailedBinding",
-            "no persistent volumes available for this claim and no storage class is set",
-        ),
-        (
-            "fast",
-            "",
-            "",
-            false,
-            0,
-            "ProvisioningFailed",
-            "storageclass.storage.k8s.io \"fast\" not found",
-        ),
-        (
-            "fast",
-            "Immediate",
-            "kubernetes.io/no-provisioner",
-            false,
-            0,
-            "ProvisioningFailed",
-            "no volume plugin matched name: kubernetes.io/no-provisioner",
-        ),
-        (
-            "fast",
-            "Immediate",
-            "x.io/made",
-            false,
-            0,
-            "ExternalProvisioning",
-            made,
-        ),
-        (
-            "fast",
-            "WaitForFirstConsumer",
-            "x.io/made",
-            false,
-            0,
-            "WaitForFirstConsumer",
-            "waiting for first consumer to be created before binding",
-        ),
-        (
-            "fast",
-            "WaitForFirstConsumer",
-            "x.io/made",
-            false,
-            1,
-            "WaitForPodScheduled",
-            "waiting for pod p0 to be scheduled",
-        ),
-        (
-            "fast",
-            "WaitForFirstConsumer",
-            "x.io/made",
-            false,
-            2,
-            "WaitForPodScheduled",
-            "waiting for pods p0,p1 to be scheduled",
-        ),
-        (
-            "fast",
-            "WaitForFirstConsumer",
-            "x.io/made",
-            true,
-            1,
-            "ExternalProvisioning",
-            made,
-        ),
-    ] {
+    for Unbound {
+        class,
+        mode,
+        provisioner,
+        is_node_selected,
+        pods,
+        reason,
+        message,
+    } in UNBOUND
+    {
         let mut world = Memory::default();
         if !mode.is_empty() {
             world.add_class(class, mode, provisioner);
@@ -303,7 +312,7 @@ fn an_unbound_claim_has_an_event_with_the_reason() {
         world.pods = (0..pods).map(|number| format!("p{number}")).collect();
         world.put_claim(claim(|claim| {
             claim["spec"]["storageClassName"] = json!(class);
-            if selected {
+            if is_node_selected {
                 claim["metadata"]["annotations"] = json!({SELECTED_NODE: "n1"});
             }
         }));
