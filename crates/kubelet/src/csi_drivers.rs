@@ -23,21 +23,26 @@ use kube::{
 use serde_json::json;
 use stdx::Backoff;
 use tracing::warn;
+use volume::storage;
 
 use crate::{
     Config, Error, Result,
     plugins::{Handler, Plugin},
-    volumes::{Drivers, VolumeMetrics},
+    volumes::{Drivers, RegisteredDriver, VolumeMetrics},
 };
 
 const NODE_ID: &str = "csi.volume.kubernetes.io/nodeid";
 /// How often a write with a conflict is tried.
 const TRIES: u32 = 6;
 
+/// How often the period of a driver's updates is read again; also the shortest one.
+const PERIOD_CHECK: Duration = Duration::from_secs(10);
+
 /// Registers drivers.
 pub(crate) struct Registrar {
     pub config: Arc<Config>,
     pub drivers: Drivers,
+    pub volumes: Arc<storage::Manager>,
     /// Held while Node and CSINode are written for one driver.
     pub writes: tokio::sync::Mutex<()>,
     pub metrics: VolumeMetrics,
@@ -50,21 +55,28 @@ impl Handler for Registrar {
     }
 
     fn validate(&self, plugin: &Plugin) -> std::result::Result<(), String> {
-        let supported = plugin
-            .versions
-            .iter()
-            .any(|version| major(version) == Some(1));
-        if supported {
-            return Ok(());
-        }
         let Plugin {
             name,
             endpoint,
             versions,
             ..
         } = plugin;
+        let why = match highest(versions) {
+            Some(_) => {
+                let known = self.drivers.get(name);
+                let known = known.filter(|known| !may_replace(plugin, &known.plugin));
+                let Some(known) = known else { return Ok(()) };
+                let (at, versions) = (&known.plugin.endpoint, &known.plugin.versions);
+                format!(
+                    "another driver with the same name is already registered at endpoint {at} with versions {versions:?}"
+                )
+            }
+            None => format!(
+                "none of the CSI versions reported by this driver are supported: {versions:?}"
+            ),
+        };
         Err(format!(
-            "validation failed for CSI Driver {name} at endpoint {endpoint}: none of the CSI versions reported by this driver are supported: {versions:?}"
+            "validation failed for CSI Driver {name} at endpoint {endpoint}: {why}"
         ))
     }
 
@@ -87,15 +99,50 @@ impl Handler for Registrar {
             return Err(why.to_owned());
         }
         let _guard = self.writes.lock().await;
+        // Another one may have registered meanwhile.
+        self.validate(plugin)?;
         self.install(&plugin.name, &info)
             .await
             .map_err(|error| error.to_string())?;
-        self.drivers.insert(&plugin.name, plugin.id, node);
+        self.drivers.insert(RegisteredDriver {
+            plugin: plugin.clone(),
+            node,
+            limit_reached: Arc::default(),
+        });
         Ok(())
     }
 
+    /// Updates the limit of volumes in CSINode as often as the CSIDriver says, and when the limit
+    /// was reached.
+    async fn maintain(&self, plugin: &Plugin) {
+        let clock = &self.config.clock;
+        let Some(driver) = self.drivers.get(&plugin.name) else {
+            return;
+        };
+        let mut updated = clock.now();
+        loop {
+            let is_reached = tokio::select! {
+                () = clock.sleep(PERIOD_CHECK) => false,
+                () = driver.limit_reached.notified() => true,
+            };
+            let now = clock.now();
+            let period = self.update_period(&plugin.name).await;
+            let is_due = period.is_some_and(|period| updated + period <= now || is_reached);
+            if !is_due {
+                continue;
+            }
+            updated = now;
+            if let Err(error) = self.update(plugin, &driver.node).await {
+                warn!(
+                    driver = plugin.name,
+                    error, "cannot update the limit of volumes"
+                );
+            }
+        }
+    }
+
     async fn deregister(&self, plugin: &Plugin) {
-        if !self.drivers.remove(&plugin.name, plugin.id) {
+        if !self.drivers.remove(plugin) {
             return;
         }
         let _guard = self.writes.lock().await;
@@ -109,13 +156,38 @@ impl Handler for Registrar {
     }
 }
 
-/// The major version of `1.0.0` or `v1.2`.
-fn major(version: &str) -> Option<u32> {
-    let version = version.strip_prefix('v').unwrap_or(version);
-    version.split('.').next()?.parse().ok()
+/// The highest version with the major number 1, such as `1.0.0` or `v1.2`.
+fn highest(versions: &[String]) -> Option<Vec<u32>> {
+    let numbers = |version: &String| -> Option<Vec<u32>> {
+        let version = version.strip_prefix('v').unwrap_or(version);
+        version.split('.').map(|part| part.parse().ok()).collect()
+    };
+    let known = versions.iter().filter_map(numbers);
+    known.filter(|version| version.first() == Some(&1)).max()
+}
+
+/// Whether a driver takes the place of a registered one of the same name: after a restart of it,
+/// with the same socket, or with a higher version, as upstream. Others cannot take over its volumes.
+fn may_replace(plugin: &Plugin, known: &Plugin) -> bool {
+    plugin.socket == known.socket || highest(&plugin.versions) > highest(&known.versions)
 }
 
 impl Registrar {
+    /// The period of updates that a CSIDriver sets.
+    async fn update_period(&self, driver: &str) -> Option<Duration> {
+        let driver = self.volumes.host().csi_driver(driver).await.ok()??;
+        let seconds = driver.spec.node_allocatable_update_period_seconds?;
+        u64::try_from(seconds).ok().map(Duration::from_secs)
+    }
+
+    async fn update(&self, plugin: &Plugin, node: &csi::Node) -> std::result::Result<(), String> {
+        let info = node.info().await;
+        let info = info.map_err(|status| csi::go_error(&status))?;
+        let _guard = self.writes.lock().await;
+        let installed = self.install(&plugin.name, &info).await;
+        installed.map_err(|error| error.to_string())
+    }
+
     fn csi_nodes(&self) -> Api<CSINode> {
         Api::all(self.config.client.clone())
     }
@@ -320,10 +392,38 @@ mod tests {
     }
 
     #[test]
-    fn versions_of_the_protocol_are_known_by_their_first_number() {
-        assert_eq!(major("1.0.0"), Some(1));
-        assert_eq!(major("v1.9"), Some(1));
-        assert_eq!(major("0.3.0"), Some(0));
-        assert_eq!(major("x"), None);
+    fn only_versions_of_the_first_protocol_are_supported() {
+        let highest = |versions: &[&str]| {
+            let versions: Vec<String> = versions.iter().map(|&it| it.to_owned()).collect();
+            highest(&versions)
+        };
+        assert_eq!(highest(&["1.0.0"]), Some(vec![1, 0, 0]));
+        assert_eq!(
+            highest(&["0.3.0", "v1.9", "1.10.0", "2.0.0"]),
+            Some(vec![1, 10, 0])
+        );
+        assert_eq!(highest(&["0.3.0", "x", "", "1.x"]), None);
+    }
+
+    #[test]
+    fn a_driver_does_not_take_the_name_of_a_registered_one() {
+        let plugin = |socket: &str, version: &str| Plugin {
+            id: 1,
+            name: "d".into(),
+            socket: socket.into(),
+            endpoint: String::new(),
+            versions: vec![version.to_owned()],
+        };
+        let known = plugin("/registry/d.sock", "1.2.0");
+        assert!(!may_replace(&plugin("/registry/x.sock", "1.2.0"), &known));
+        assert!(!may_replace(&plugin("/registry/x.sock", "1.0.0"), &known));
+        assert!(
+            may_replace(&plugin("/registry/d.sock", "1.0.0"), &known),
+            "restarted"
+        );
+        assert!(
+            may_replace(&plugin("/registry/x.sock", "1.3.0"), &known),
+            "updated"
+        );
     }
 }

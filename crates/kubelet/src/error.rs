@@ -35,6 +35,9 @@ pub enum Error {
         /// The kubelet waits for something, such as an attachment, and nothing failed.
         is_waiting: bool,
     },
+    /// A volume cannot be attached: the node has reached its limit, and the pod cannot run here.
+    #[error("Node has reached its volume attachment limit, rejecting pod: {0}")]
+    VolumeLimit(String),
     /// Any other error.
     #[error("{0}")]
     Other(String),

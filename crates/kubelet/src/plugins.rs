@@ -5,7 +5,7 @@
 mod socket;
 mod watch;
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
 
@@ -20,6 +20,11 @@ pub(crate) trait Handler: Send + Sync {
     fn validate(&self, plugin: &Plugin) -> Result<(), String>;
     /// Registers the plugin.
     async fn register(&self, plugin: &Plugin) -> Result<(), String>;
+    /// Maintains a registered plugin. Never returns; dropped when its socket is gone.
+    async fn maintain(&self, plugin: &Plugin) {
+        let _ = plugin;
+        std::future::pending().await
+    }
     /// The plugin's socket is gone.
     async fn deregister(&self, plugin: &Plugin);
 }
@@ -30,6 +35,8 @@ pub(crate) struct Plugin {
     /// The number of the registration: a plugin that registers again has another one.
     pub id: u64,
     pub name: String,
+    /// The socket in the registry.
+    pub socket: PathBuf,
     /// The socket that serves the plugin.
     pub endpoint: String,
     pub versions: Vec<String>,

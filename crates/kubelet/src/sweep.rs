@@ -1,6 +1,7 @@
 //! Removes what a crash of the kubelet left behind: volumes, cgroups and log directories of pods
 //! that neither the API, nor a manifest, nor the runtime has. A pod's worker removes them as its
-//! last step, so that a crash just before leaves them. Runs at every start and periodically.
+//! last step, so that a crash just before leaves them. Runs at every start and periodically. Volumes
+//! of different pods are removed independently: a driver that hangs delays only its own.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -9,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use crate::{Result, cgroups, core::Core, logs::links, make::labels, volumes};
@@ -19,8 +21,9 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// Sweeps at once and then periodically. Never returns.
 pub(crate) async fn run(core: Arc<Core>) {
+    let mut removals = Removals::default();
     loop {
-        let pause = match sweep(&core).await {
+        let pause = match sweep(&core, &mut removals).await {
             Ok(()) => INTERVAL,
             Err(error) => {
                 warn!(%error, "cannot look for remains of removed pods");
@@ -33,7 +36,7 @@ pub(crate) async fn run(core: Arc<Core>) {
 
 /// Removes leftovers. Lists directories before the known pods: a pod has a worker before it has
 /// anything else.
-async fn sweep(core: &Core) -> Result<()> {
+async fn sweep(core: &Arc<Core>, removals: &mut Removals) -> Result<()> {
     let mut logs = log_directories(&core.config.pod_logs_dir);
     if core.config.shares_pod_logs_dir {
         logs.retain(|(_, dir)| links::is_marked(dir, &core.config.root_dir));
@@ -53,10 +56,7 @@ async fn sweep(core: &Core) -> Result<()> {
     }
     links::remove_dangling(&core.config.container_logs_dir, &core.config.pod_logs_dir);
     for uid in dirs.into_iter().filter(|uid| !is_known(uid)) {
-        info!(uid, "removing volumes of removed pod");
-        if let Err(error) = remove_volumes(core, &uid).await {
-            warn!(uid, %error, "cannot remove");
-        }
+        removals.start(core, uid);
     }
     for (uid, path) in groups.into_iter().filter(|(uid, _)| !is_known(uid)) {
         info!(uid, path, "removing cgroup of removed pod");
@@ -64,6 +64,33 @@ async fn sweep(core: &Core) -> Result<()> {
         core.metrics.cgroup_managed("destroy", remove);
     }
     Ok(())
+}
+
+/// Removals of volumes that are under way.
+#[derive(Default)]
+struct Removals {
+    pods: HashSet<String>,
+    tasks: JoinSet<String>,
+}
+
+impl Removals {
+    /// Removes the volumes of a pod, unless that is under way.
+    fn start(&mut self, core: &Arc<Core>, uid: String) {
+        while let Some(ended) = self.tasks.try_join_next() {
+            self.pods.retain(|uid| ended.as_ref().ok() != Some(uid));
+        }
+        if !self.pods.insert(uid.clone()) {
+            return;
+        }
+        info!(uid, "removing volumes of removed pod");
+        let core = core.clone();
+        self.tasks.spawn(async move {
+            if let Err(error) = remove_volumes(&core, &uid).await {
+                warn!(uid, %error, "cannot remove");
+            }
+            uid
+        });
+    }
 }
 
 async fn remove_volumes(core: &Core, uid: &str) -> Result<()> {

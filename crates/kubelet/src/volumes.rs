@@ -19,14 +19,14 @@ use tokio_util::sync::CancellationToken;
 use volume::{
     Request, plugin_for,
     storage::{
-        Spec,
+        Spec, StepError,
         resolve::{self, Uses},
     },
     subpath, volume_dir,
 };
 
 use crate::{Error, Result, core::Core, pod::spec};
-pub(crate) use host::{Drivers, NodeHost};
+pub(crate) use host::{Drivers, NodeHost, RegisteredDriver};
 pub(crate) use metrics::VolumeMetrics;
 
 /// How often claims of running pods are checked: for expansion, and for drivers with
@@ -155,10 +155,13 @@ async fn set_up_storage(
     let ready = core.volumes.set_up(pod, spec, plugin, again, cancel).await;
     let volumes = &core.metrics.volumes;
     volumes.mounted(&name, spec.is_block, begun, ready.is_ok());
-    let ready = ready.map_err(|failure| Error::Mount {
-        reason: failed_reason(spec),
-        message: failure.to_string(),
-        is_waiting: false,
+    let ready = ready.map_err(|failure| match failure.error {
+        StepError::LimitReached(why) => Error::VolumeLimit(why),
+        _ => Error::Mount {
+            reason: failed_reason(spec),
+            message: failure.to_string(),
+            is_waiting: false,
+        },
     })?;
     expand::expand(core, pod, spec, &ready.key).await?;
     Ok(ready)

@@ -12,7 +12,8 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{net::UnixListener, task::JoinHandle};
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::{Code, Status, transport::Server};
+pub use tonic::Code;
+use tonic::{Status, transport::Server};
 
 use crate::{
     Capability,
@@ -102,13 +103,15 @@ pub struct Call {
 #[derive(Default)]
 struct State {
     calls: Vec<Call>,
-    faults: BTreeMap<&'static str, Fault>,
+    /// By method, and by volume if the fault is one of a volume.
+    faults: BTreeMap<(&'static str, Option<String>), Fault>,
     staged: BTreeMap<String, String>,
     /// Targets by volume.
     published: BTreeMap<String, BTreeSet<String>>,
     volumes: BTreeMap<String, i64>,
     violations: Vec<String>,
     condition: Option<VolumeCondition>,
+    max_volumes: i64,
     registered: Option<bool>,
     registration_error: String,
 }
@@ -144,10 +147,14 @@ impl Drop for Served {
 impl Driver {
     /// A driver that is not served yet.
     pub fn new(options: Options) -> Self {
+        let state = State {
+            max_volumes: options.max_volumes,
+            ..State::default()
+        };
         Self(Arc::new(Shared {
             options,
             socket: Mutex::default(),
-            state: Mutex::default(),
+            state: Mutex::new(state),
         }))
     }
 
@@ -181,12 +188,27 @@ impl Driver {
 
     /// Sets a fault of a method.
     pub fn break_method(&self, method: &'static str, fault: Fault) {
-        self.0.state.lock().faults.insert(method, fault);
+        let mut state = self.0.state.lock();
+        state.faults.insert((method, None), fault);
     }
 
-    /// Removes the fault of a method.
+    /// Sets a fault of a method for one volume.
+    pub fn break_volume(&self, method: &'static str, volume: &str, fault: Fault) {
+        let mut state = self.0.state.lock();
+        state
+            .faults
+            .insert((method, Some(volume.to_owned())), fault);
+    }
+
+    /// Removes the faults of a method. Calls that hang go on hanging.
     pub fn heal(&self, method: &'static str) {
-        self.0.state.lock().faults.remove(method);
+        let mut state = self.0.state.lock();
+        state.faults.retain(|(broken, _), _| *broken != method);
+    }
+
+    /// Changes the volume limit.
+    pub fn set_max_volumes(&self, count: i64) {
+        self.0.state.lock().max_volumes = count;
     }
 
     /// Makes all volumes abnormal, with this message.
@@ -243,9 +265,14 @@ impl Driver {
 
     /// Records a call and applies its fault: with `Lost`, the call is done and its response lost.
     async fn enter(&self, call: Call) -> Result<Option<Lost>, Status> {
-        let method = call.method;
-        self.0.state.lock().calls.push(call);
-        let fault = self.0.state.lock().faults.get(method).copied();
+        let fault = {
+            let mut state = self.0.state.lock();
+            let of_volume = state.faults.get(&(call.method, Some(call.volume.clone())));
+            let fault = of_volume.or_else(|| state.faults.get(&(call.method, None)));
+            let fault = fault.copied();
+            state.calls.push(call);
+            fault
+        };
         match fault {
             None => Ok(None),
             Some(Fault::Lose(code)) => Ok(Some(Lost::Code(code))),

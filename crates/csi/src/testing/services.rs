@@ -241,7 +241,7 @@ impl Node for Driver {
         });
         Ok(Response::new(v1::NodeGetInfoResponse {
             node_id: options.node_id.clone(),
-            max_volumes_per_node: options.max_volumes,
+            max_volumes_per_node: self.0.state.lock().max_volumes,
             accessible_topology: topology,
         }))
     }

@@ -44,8 +44,12 @@ pub(super) async fn follow(
             () = gone.cancelled() => return,
         }
     };
-    gone.cancelled().await;
     let (handler, plugin) = registered;
+    tokio::select! {
+        () = handler.maintain(&plugin) => {}
+        () = gone.cancelled() => {}
+    }
+    gone.cancelled().await;
     info!(plugin = plugin.name, "deregistering plugin");
     handler.deregister(&plugin).await;
 }
@@ -85,6 +89,7 @@ async fn register(
     let plugin = Plugin {
         id: REGISTRATIONS.fetch_add(1, Ordering::Relaxed),
         name: info.name,
+        socket: path.to_owned(),
         endpoint,
         versions: info.supported_versions,
     };

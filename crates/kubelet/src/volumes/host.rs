@@ -15,12 +15,14 @@ use k8s_openapi::api::{
 };
 use kube::Api;
 use parking_lot::Mutex;
+use stdx::Blocking;
+use tokio::sync::Notify;
 use volume::{
     LinuxMounter, Mounter, TokenSpec,
     storage::{Host, Step, StepError},
 };
 
-use crate::{Config, sources::Sources};
+use crate::{Config, plugins::Plugin, sources::Sources};
 
 /// How long to wait for CSIDriver objects to be synced.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(10);
@@ -28,33 +30,39 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(10);
 /// The lifetime of a token for which a driver sets none.
 const TOKEN_SECONDS: i64 = 3600;
 
-/// Drivers by name, with their registration number.
-type Registered = HashMap<String, (u64, Arc<csi::Node>)>;
+/// A registered driver.
+#[derive(Clone)]
+pub(crate) struct RegisteredDriver {
+    /// As described by itself.
+    pub plugin: Plugin,
+    pub node: Arc<csi::Node>,
+    /// Notified when a volume could not be attached because the node has reached its limit.
+    pub limit_reached: Arc<Notify>,
+}
 
-/// The CSI drivers registered on this node.
+/// The CSI drivers registered on this node, by name.
 #[derive(Clone, Default)]
 pub(crate) struct Drivers {
     /// Guards the map only.
-    registered: Arc<Mutex<Registered>>,
+    registered: Arc<Mutex<HashMap<String, RegisteredDriver>>>,
 }
 
 impl Drivers {
-    pub(crate) fn get(&self, name: &str) -> Option<Arc<csi::Node>> {
-        let registered = self.registered.lock();
-        registered.get(name).map(|(_, node)| node.clone())
+    pub(crate) fn get(&self, name: &str) -> Option<RegisteredDriver> {
+        self.registered.lock().get(name).cloned()
     }
 
-    pub(crate) fn insert(&self, name: &str, registration: u64, node: Arc<csi::Node>) {
-        let entry = (registration, node);
-        self.registered.lock().insert(name.to_owned(), entry);
+    pub(crate) fn insert(&self, driver: RegisteredDriver) {
+        let name = driver.plugin.name.clone();
+        self.registered.lock().insert(name, driver);
     }
 
     /// Removes a driver unless it has registered again; returns whether it was removed.
-    pub(crate) fn remove(&self, name: &str, registration: u64) -> bool {
+    pub(crate) fn remove(&self, plugin: &Plugin) -> bool {
         let mut registered = self.registered.lock();
-        let known = registered.get(name);
-        let is_same = known.is_some_and(|(known, _)| *known == registration);
-        is_same && registered.remove(name).is_some()
+        let known = registered.get(&plugin.name);
+        let is_same = known.is_some_and(|known| known.plugin.id == plugin.id);
+        is_same && registered.remove(&plugin.name).is_some()
     }
 }
 
@@ -65,7 +73,8 @@ pub(crate) struct NodeHost {
     pub csi_drivers: Informer<CSIDriver>,
     pub sources: Arc<Sources>,
     pub drivers: Drivers,
-    pub mounter: LinuxMounter,
+    /// Apart from the kubelet's other blocking work, so that volumes that hang do not delay it.
+    pub blocking: Blocking,
 }
 
 fn not_tried(error: impl std::fmt::Display) -> StepError {
@@ -96,12 +105,15 @@ impl Host for NodeHost {
         &self.config.local_path_root
     }
 
-    fn mounter(&self) -> &dyn Mounter {
-        &self.mounter
+    fn mounter(&self) -> &'static dyn Mounter {
+        &LinuxMounter
+    }
+    fn blocking(&self) -> &Blocking {
+        &self.blocking
     }
 
     fn driver(&self, name: &str) -> Option<Arc<csi::Node>> {
-        self.drivers.get(name)
+        self.drivers.get(name).map(|driver| driver.node)
     }
 
     async fn csi_driver(&self, name: &str) -> Step<Option<Arc<CSIDriver>>> {
@@ -160,5 +172,10 @@ impl Host for NodeHost {
             all.any(|attached| attached.name == volume)
         });
         attached == Some(true)
+    }
+    fn limit_reached(&self, driver: &str) {
+        if let Some(driver) = self.drivers.get(driver) {
+            driver.limit_reached.notify_one();
+        }
     }
 }

@@ -8,7 +8,9 @@ use tracing::{info, warn};
 
 use super::{Worker, report::Answer, resize_events, runtime_view::Effect, shrink, tasks};
 use crate::{
-    Error, Result, hooks,
+    Error, Result,
+    admit::Refusal,
+    hooks,
     make::resources::Bounds,
     pod::{
         decide::Action,
@@ -231,8 +233,16 @@ impl Worker {
                     } => (*reason, if *is_waiting { WAITING_CAP } else { MOUNT_CAP }),
                     _ => ("FailedMount", MAX_RETRY_DELAY),
                 };
-                let events = &self.core.events;
-                events.warning(&self.subject.pod, reason, error.to_string());
+                match &error {
+                    Error::VolumeLimit(_) => self.reject(Refusal {
+                        reason: "VolumeAttachmentLimitExceeded".into(),
+                        message: error.to_string(),
+                    }),
+                    _ => {
+                        let events = &self.core.events;
+                        events.warning(&self.subject.pod, reason, error.to_string());
+                    }
+                }
                 let times = match self.memory.volumes {
                     Volumes::Failed { times, .. } => times,
                     _ => 0,

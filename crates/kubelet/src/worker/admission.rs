@@ -45,17 +45,21 @@ impl Worker {
             }
             // A message arrives when a victim has ended.
             Ok(AdmitResult::After(victims)) => preempt(&self.core, &victims).await,
-            Err(refusal) => {
-                let events = &self.core.events;
-                events.warning(pod, &refusal.reason, refusal.message.clone());
-                let failure = Failure {
-                    reason: refusal.reason,
-                    message: format!("Pod was rejected: {}", refusal.message),
-                    rejected: true,
-                };
-                self.change(Change::Fail { failure, grace: 1 });
-            }
+            Err(refusal) => self.reject(refusal),
         }
+    }
+
+    /// Ends the pod: it cannot run on this node.
+    pub(super) fn reject(&mut self, refusal: Refusal) {
+        let events = &self.core.events;
+        let pod = &self.subject.pod;
+        events.warning(pod, &refusal.reason, refusal.message.clone());
+        let failure = Failure {
+            reason: refusal.reason,
+            message: format!("Pod was rejected: {}", refusal.message),
+            rejected: true,
+        };
+        self.change(Change::Fail { failure, grace: 1 });
     }
 }
 

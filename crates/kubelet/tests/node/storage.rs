@@ -267,6 +267,26 @@ fn a_driver_registers_and_shows_on_node_and_csi_node() {
 }
 
 #[test]
+fn the_limit_of_a_driver_is_updated_as_its_csi_driver_says() {
+    with_own_mounts(|| async {
+        let node = TestNode::start().await;
+        let mut options = Options::new(DRIVER);
+        options.max_volumes = 5;
+        let spec = json!({"nodeAllocatableUpdatePeriodSeconds": 10});
+        let (driver, _served) = node.start_driver(options, spec).await;
+        driver.set_max_volumes(7);
+        let csi_nodes: Api<CSINode> = Api::all(node.client.clone());
+        node.wait("the new limit", || async {
+            let shown = csi_nodes.get("node").await.unwrap();
+            let limit = shown.spec.drivers.first();
+            let limit = limit.and_then(|driver| driver.allocatable.as_ref()?.count);
+            limit == Some(7)
+        })
+        .await;
+    });
+}
+
+#[test]
 fn a_volume_that_its_driver_calls_abnormal_shows_in_an_event_and_a_metric() {
     with_own_mounts(|| async {
         let node = TestNode::start().await;

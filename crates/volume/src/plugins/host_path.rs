@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{HostPathVolumeSource, Volume};
 use super::make_dir;
 use crate::{
     Error, Mounter, Plugin, Request, Result,
-    storage::{Host, PodMount, Publish, Spec, Step, StepError, StoragePlugin},
+    storage::{Host, PodMount, Publish, Spec, Step, StepError, StoragePlugin, run_blocking},
 };
 
 pub(super) struct HostPath;
@@ -60,15 +60,18 @@ impl StoragePlugin for HostPathVolume {
         format!("{pod}-{}", spec.name)
     }
 
-    async fn publish(&self, request: &Publish<'_>, _: &dyn Host) -> Step<PathBuf> {
+    async fn publish(&self, request: &Publish<'_>, host: &dyn Host) -> Step<PathBuf> {
         if request.spec.is_block {
             let why = "hostPath volumes have no block devices".to_owned();
             return Err(StepError::Failed(why));
         }
         let source = source(request.spec).cloned().unwrap_or_default();
-        let path = Path::new(&source.path);
-        check(path, source.type_.as_deref().unwrap_or_default())?;
-        Ok(path.to_owned())
+        let checked = move || {
+            let path = PathBuf::from(source.path);
+            check(&path, source.type_.as_deref().unwrap_or_default())?;
+            Ok(path)
+        };
+        run_blocking(host, checked).await
     }
 
     async fn unpublish(&self, _: &PodMount, _: &dyn Host) -> Step<()> {

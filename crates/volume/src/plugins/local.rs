@@ -19,12 +19,12 @@ use rustix::{
     io::Errno,
 };
 
-use super::mounted::{link_device, remove_mount_point, unlink_device, usage};
+use super::mounted::{link_device, measure, remove_mount_point, unlink_device};
 use crate::{
-    Error, MountOptions, Result, format, image, ownership, quantity,
+    Error, MountOptions, Mounter, Result, format, image, ownership, quantity,
     storage::{
-        Expand, Expanded, Host, Measure, PodMount, Publish, Spec, Staged, Step, StepError,
-        StoragePlugin,
+        Expand, Expanded, Host, Measure, Measuring, PodMount, Publish, Spec, Staged, Step,
+        StepError, StoragePlugin, run_blocking,
     },
 };
 
@@ -73,15 +73,20 @@ impl StoragePlugin for Local {
         spec.name.clone()
     }
 
-    fn stages(&self, spec: &Spec) -> bool {
-        let is_device = |source: &LocalVolumeSource| is_block_device(&source.path);
-        !spec.is_block && (is_enforced(spec) || source(spec).is_some_and(is_device))
+    async fn stages(&self, spec: &Spec, host: &dyn Host) -> Step<bool> {
+        let Some(source) = source(spec).filter(|_| !spec.is_block) else {
+            return Ok(false);
+        };
+        let path = source.path.clone();
+        let is_device = move || Ok(is_block_device(&path));
+        Ok(is_enforced(spec) || run_blocking(host, is_device).await?)
     }
 
     async fn stage(&self, spec: &Spec, _: &Pod, host: &dyn Host) -> Step<()> {
         let source = source(spec).cloned().unwrap_or_default();
         let target = staging_root(host.root_dir()).join(&spec.name);
-        if host.mounter().is_mounted(&target)? {
+        let mounter = host.mounter();
+        if mounter.is_mounted(&target)? {
             return Ok(());
         }
         fs::create_dir_all(&target).map_err(Error::io("create", &target))?;
@@ -90,13 +95,13 @@ impl StoragePlugin for Local {
         }
         let kind = source.fs_type.filter(|kind| !kind.is_empty());
         let options = MountOptions::new(&spec.mount_options(), spec.read_only);
-        let device = Path::new(&source.path);
+        let device = PathBuf::from(&source.path);
         let kind = kind.unwrap_or_else(|| "ext4".into());
-        let kind = format::ensure(device, &kind, spec.read_only)
+        let kind = format::ensure(&device, &kind, spec.read_only)
             .await
             .map_err(StepError::Failed)?;
-        host.mounter().mount(device, &target, &kind, &options)?;
-        Ok(())
+        let mount = move || Ok(mounter.mount(&device, &target, &kind, &options)?);
+        run_blocking(host, mount).await
     }
 
     async fn publish(&self, request: &Publish<'_>, host: &dyn Host) -> Step<PathBuf> {
@@ -106,29 +111,22 @@ impl StoragePlugin for Local {
         check_path(&path)?;
         let dir = request.mount.dir(host.root_dir(), NAME);
         if spec.is_block {
-            return Ok(link_device(&path, &dir)?);
+            return run_blocking(host, move || Ok(link_device(&path, &dir)?)).await;
         }
-        if host.mounter().is_mounted(&dir)? {
-            return Ok(dir);
-        }
-        let from = if self.stages(spec) {
-            open_dir(&staging_root(host.root_dir()).join(&spec.name))?
-        } else {
-            open_source(&path, host.local_path_root())?
-        };
-        let options = MountOptions::new(&spec.mount_options(), spec.read_only);
-        fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
-        host.mounter().bind(from.as_fd(), &dir, &options)?;
+        let staged = staging_root(host.root_dir()).join(&spec.name);
+        let is_staged = self.stages(spec, host).await?;
         // The first pod's fsGroup is applied.
-        if !spec.read_only
-            && !request.is_shared
-            && let Err(error) = set_ownership(&dir, request.pod).await
-        {
-            // The next attempt starts over.
-            host.mounter().unmount_unused(&dir)?;
-            return Err(error);
-        }
-        Ok(dir)
+        let owner = (!spec.read_only && !request.is_shared).then(|| request.pod.clone());
+        let options = MountOptions::new(&spec.mount_options(), spec.read_only);
+        let (root, mounter) = (host.local_path_root().to_owned(), host.mounter());
+        let bind = move || {
+            let open = || match is_staged {
+                true => open_dir(&staged),
+                false => open_source(&path, &root),
+            };
+            Ok(bind(open, &dir, &options, owner.as_ref(), mounter).map(|()| dir)?)
+        };
+        run_blocking(host, bind).await
     }
 
     async fn unpublish(&self, mount: &PodMount, host: &dyn Host) -> Step<()> {
@@ -136,16 +134,16 @@ impl StoragePlugin for Local {
         if mount.is_block {
             return Ok(unlink_device(&dir)?);
         }
-        Ok(remove_mount_point(&dir, host.mounter())?)
+        remove_mount_point(dir, host).await
     }
 
     async fn unstage(&self, staged: &Staged, host: &dyn Host) -> Step<()> {
         let dir = staging_root(host.root_dir()).join(&staged.name);
-        Ok(remove_mount_point(&dir, host.mounter())?)
+        remove_mount_point(dir, host).await
     }
 
     async fn expand(&self, request: &Expand<'_>, host: &dyn Host) -> Step<Expanded> {
-        if !self.stages(request.spec) {
+        if !self.stages(request.spec, host).await? {
             // A directory has the size of its file system.
             return Ok(Expanded::Done);
         }
@@ -160,9 +158,13 @@ impl StoragePlugin for Local {
         Ok(Expanded::Done)
     }
 
-    async fn stats(&self, mount: &PodMount, host: &dyn Host) -> Step<Option<Measure>> {
-        let usage = usage(mount, &mount.dir(host.root_dir(), NAME));
-        Ok(usage.map(Measure::from))
+    async fn stats(
+        &self,
+        mount: &PodMount,
+        host: &dyn Host,
+        measuring: Measuring,
+    ) -> Step<Option<Measure>> {
+        measure(mount, mount.dir(host.root_dir(), NAME), host, measuring).await
     }
 
     fn find_published(&self, mount: &PodMount, _: &Path) -> Option<String> {
@@ -182,16 +184,27 @@ impl StoragePlugin for Local {
     }
 }
 
-/// On a blocking thread, since a volume may have millions of files.
-async fn set_ownership(dir: &Path, pod: &Pod) -> Step<()> {
-    if ownership::fs_group(pod).is_none() {
+/// Bind mounts a directory unless that is done, and gives it to the pod's fsGroup.
+fn bind(
+    open: impl FnOnce() -> Result<OwnedFd>,
+    dir: &Path,
+    options: &MountOptions,
+    owner: Option<&Pod>,
+    mounter: &dyn Mounter,
+) -> Result<()> {
+    if mounter.is_mounted(dir)? {
         return Ok(());
     }
-    let (dir, pod) = (dir.to_owned(), pod.clone());
-    let given =
-        tokio::task::spawn_blocking(move || ownership::apply_fs_group(&dir, &pod, false)).await;
-    given.map_err(|error| StepError::Uncertain(error.to_string()))??;
-    Ok(())
+    let source = open()?;
+    fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+    mounter.bind(source.as_fd(), dir, options)?;
+    let owner = owner.filter(|pod| ownership::fs_group(pod).is_some());
+    let given = owner.map_or(Ok(()), |pod| ownership::apply_fs_group(dir, pod, false));
+    if given.is_err() {
+        // The next attempt starts over.
+        mounter.unmount_unused(dir)?;
+    }
+    given
 }
 
 /// Mounts a volume of the built-in provisioner with enforced capacity.

@@ -8,11 +8,16 @@ use std::{
 
 use crate::{
     Error, Mounter, Result,
-    storage::{PodMount, Usage},
+    storage::{Host, Measure, Measuring, PodMount, Step, Usage, run_blocking},
 };
 
 /// Unmounts a directory and removes it if it is empty.
-pub(super) fn remove_mount_point(dir: &Path, mounter: &dyn Mounter) -> Result<()> {
+pub(super) async fn remove_mount_point(dir: PathBuf, host: &dyn Host) -> Step<()> {
+    let mounter = host.mounter();
+    run_blocking(host, move || Ok(remove(&dir, mounter)?)).await
+}
+
+fn remove(dir: &Path, mounter: &dyn Mounter) -> Result<()> {
     mounter.unmount_unused(dir)?;
     if mounter.is_mounted(dir)? {
         return Err(Error::StillMounted(dir.to_owned()));
@@ -59,8 +64,23 @@ pub(super) fn unlink_device(link: &Path) -> Result<()> {
 }
 
 /// The usage of a mounted file system, or the size of a device.
-pub(super) fn usage(mount: &PodMount, dir: &Path) -> Option<Usage> {
-    if mount.is_block {
+pub(super) async fn measure(
+    mount: &PodMount,
+    dir: PathBuf,
+    host: &dyn Host,
+    measuring: Measuring,
+) -> Step<Option<Measure>> {
+    let is_block = mount.is_block;
+    run_blocking(host, move || {
+        let usage = usage(is_block, &dir);
+        drop(measuring);
+        Ok(usage.map(Measure::from))
+    })
+    .await
+}
+
+fn usage(is_block: bool, dir: &Path) -> Option<Usage> {
+    if is_block {
         use std::io::Seek;
         let mut device = fs::File::open(dir).ok()?;
         let capacity = device.seek(io::SeekFrom::End(0)).ok();

@@ -10,10 +10,13 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::NFSVolumeSource;
 use tokio::process::Command;
 
-use super::mounted::{remove_mount_point, usage};
+use super::mounted::{measure, remove_mount_point};
 use crate::{
     Error, MountOptions,
-    storage::{Host, Measure, PodMount, Publish, Spec, Step, StepError, StoragePlugin},
+    storage::{
+        Host, Measure, Measuring, PodMount, Publish, Spec, Step, StepError, StoragePlugin,
+        run_blocking,
+    },
 };
 
 pub(super) const NAME: &str = "kubernetes.io/nfs";
@@ -50,7 +53,9 @@ impl StoragePlugin for Nfs {
     async fn publish(&self, request: &Publish<'_>, host: &dyn Host) -> Step<PathBuf> {
         let spec = request.spec;
         let dir = request.mount.dir(host.root_dir(), NAME);
-        if host.mounter().is_mounted(&dir)? {
+        let (target, mounter) = (dir.clone(), host.mounter());
+        let is_mounted = move || Ok(mounter.is_mounted(&target)?);
+        if run_blocking(host, is_mounted).await? {
             return Ok(dir);
         }
         let helper = HELPERS
@@ -77,17 +82,16 @@ impl StoragePlugin for Nfs {
 
     async fn unpublish(&self, mount: &PodMount, host: &dyn Host) -> Step<()> {
         let dir = mount.dir(host.root_dir(), NAME);
-        Ok(remove_mount_point(&dir, host.mounter())?)
+        remove_mount_point(dir, host).await
     }
 
-    async fn stats(&self, mount: &PodMount, host: &dyn Host) -> Step<Option<Measure>> {
-        let (mount, dir) = (mount.clone(), mount.dir(host.root_dir(), NAME));
-        // An unreachable server would block the caller.
-        let measured = tokio::task::spawn_blocking(move || usage(&mount, &dir));
-        match tokio::time::timeout(Duration::from_secs(5), measured).await {
-            Ok(Ok(usage)) => Ok(usage.map(Measure::from)),
-            _ => Err(StepError::NotTried("the server does not answer".to_owned())),
-        }
+    async fn stats(
+        &self,
+        mount: &PodMount,
+        host: &dyn Host,
+        measuring: Measuring,
+    ) -> Step<Option<Measure>> {
+        measure(mount, mount.dir(host.root_dir(), NAME), host, measuring).await
     }
 
     fn find_published(&self, mount: &PodMount, _: &Path) -> Option<String> {

@@ -235,7 +235,10 @@ impl Manager {
             let Err(error) = checked else { return Ok(()) };
             debug!(volume = name, %error, "volume is not attached yet");
             if self.clock.now() >= until {
-                return Err(error);
+                return Err(match plugin.is_limit_reached(spec, host).await {
+                    Ok(true) => StepError::LimitReached(error.to_string()),
+                    _ => error,
+                });
             }
             tokio::select! {
                 () = self.clock.sleep(backoff.step()) => {}
@@ -252,7 +255,7 @@ impl Manager {
         pod: &Pod,
     ) -> Step<()> {
         let before = self.with(key, |entry| entry.staged);
-        if before == Some(Progress::Yes) || !plugin.stages(spec) {
+        if before == Some(Progress::Yes) || !plugin.stages(spec, &*self.host).await? {
             return Ok(());
         }
         self.with(key, |entry| entry.staged = Progress::Maybe);
@@ -268,7 +271,7 @@ impl Manager {
             entry.staged(key)
         });
         if let (Err(_), Progress::No, Some(staged)) = (&outcome, after, staged) {
-            plugin.forget_stage(&staged, &*self.host);
+            plugin.forget_stage(&staged, &*self.host).await;
         }
         outcome
     }
@@ -404,7 +407,7 @@ impl Manager {
 fn progress<T>(outcome: &Step<T>, before: Progress) -> Progress {
     match outcome {
         Ok(_) => Progress::Yes,
-        Err(StepError::NotTried(_)) => before,
+        Err(StepError::NotTried(_) | StepError::LimitReached(_)) => before,
         Err(StepError::Failed(_)) => Progress::No,
         Err(StepError::Uncertain(_)) => Progress::Maybe,
     }

@@ -28,6 +28,7 @@ pub use manager::{Failure, Manager, Ready};
 pub use observer::Observer;
 pub(crate) use rebuild::mounts_of_pod;
 pub use state::Key;
+use stdx::Blocking;
 pub use usage::Measured;
 
 use crate::Mounter;
@@ -77,6 +78,9 @@ pub enum StepError {
     /// It may have been done, or may still happen.
     #[error("{0}")]
     Uncertain(String),
+    /// Not attached: the node has reached its limit of volumes, and the pod cannot run here.
+    #[error("{0}")]
+    LimitReached(String),
 }
 
 impl From<crate::Error> for StepError {
@@ -100,7 +104,9 @@ pub trait Host: Send + Sync {
     /// The root directory of the built-in provisioner.
     fn local_path_root(&self) -> &Path;
     /// The mounter.
-    fn mounter(&self) -> &dyn Mounter;
+    fn mounter(&self) -> &'static dyn Mounter;
+    /// The threads for work on volumes; see [`run_blocking`].
+    fn blocking(&self) -> &Blocking;
     /// The node service of a registered driver.
     fn driver(&self, name: &str) -> Option<Arc<csi::Node>>;
     /// The CSIDriver object of a driver.
@@ -115,7 +121,23 @@ pub trait Host: Send + Sync {
     fn is_reported_in_use(&self, volume: &str) -> bool;
     /// Whether the node's status shows a volume as attached.
     fn is_attached(&self, volume: &str) -> bool;
+    /// A volume could not be attached because the node has reached its limit: the driver is asked
+    /// for the current limit.
+    fn limit_reached(&self, driver: &str);
 }
+
+/// Runs work that looks at a volume's files on a blocking thread. A call into a file system whose
+/// server or driver hangs may never return; it must not hold up the volumes of others.
+pub(crate) async fn run_blocking<T: Send + 'static>(
+    host: &dyn Host,
+    work: impl FnOnce() -> Step<T> + Send + 'static,
+) -> Step<T> {
+    let done = host.blocking().run(work).await;
+    done.map_err(|error| StepError::Uncertain(error.to_string()))?
+}
+
+/// Held as long as a volume is measured, so that a volume that hangs is not measured again.
+pub type Measuring = tokio::sync::OwnedMutexGuard<()>;
 
 /// A volume published to a pod; also known after a restart.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -258,10 +280,15 @@ pub trait StoragePlugin: Send + Sync {
         let _ = (spec, host);
         Ok(())
     }
+    /// Whether it is not attached because the node has reached its limit of volumes.
+    async fn is_limit_reached(&self, spec: &Spec, host: &dyn Host) -> Step<bool> {
+        let _ = (spec, host);
+        Ok(false)
+    }
     /// Whether there is anything to stage.
-    fn stages(&self, spec: &Spec) -> bool {
-        let _ = spec;
-        false
+    async fn stages(&self, spec: &Spec, host: &dyn Host) -> Step<bool> {
+        let _ = (spec, host);
+        Ok(false)
     }
     /// Stages the volume on the node.
     async fn stage(&self, spec: &Spec, pod: &Pod, host: &dyn Host) -> Step<()> {
@@ -269,7 +296,7 @@ pub trait StoragePlugin: Send + Sync {
         Ok(())
     }
     /// Cleans up after a failed `stage`, if nothing was staged before.
-    fn forget_stage(&self, staged: &Staged, host: &dyn Host) {
+    async fn forget_stage(&self, staged: &Staged, host: &dyn Host) {
         let _ = (staged, host);
     }
     /// Publishes the volume to a pod; returns the path or the device for its containers.
@@ -291,9 +318,15 @@ pub trait StoragePlugin: Send + Sync {
         let _ = (request, host);
         Ok(Expanded::NotSupported)
     }
-    /// The volume's statistics; `None` if unknown.
-    async fn stats(&self, mount: &PodMount, host: &dyn Host) -> Step<Option<Measure>> {
-        let _ = (mount, host);
+    /// The volume's statistics; `None` if unknown. A blocking thread that measures the volume holds
+    /// `measuring`.
+    async fn stats(
+        &self,
+        mount: &PodMount,
+        host: &dyn Host,
+        measuring: Measuring,
+    ) -> Step<Option<Measure>> {
+        let _ = (mount, host, measuring);
         Ok(None)
     }
     /// After a restart: the name of a pod's volume.

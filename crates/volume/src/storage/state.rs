@@ -48,6 +48,8 @@ pub(super) struct User {
     /// The last statistics and their time.
     pub measure: Option<Measure>,
     pub measured: Option<Timestamp>,
+    /// Held while the volume is measured, also after the caller gave up.
+    pub measuring: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl User {
@@ -59,6 +61,7 @@ impl User {
             names: BTreeSet::new(),
             measure: None,
             measured: None,
+            measuring: Arc::default(),
         }
     }
 }

@@ -49,30 +49,34 @@ impl Manager {
             let due = volumes.iter_mut().filter_map(|(key, entry)| {
                 let user = entry.users.get_mut(pod)?;
                 let old = user.measured.is_none_or(|at| at + STATS_AGE <= now);
-                (old && user.published == Progress::Yes).then(|| {
-                    user.measured = Some(now);
-                    (key.clone(), entry.plugin, user.mount.clone())
-                })
+                if !old || user.published != Progress::Yes {
+                    return None;
+                }
+                let measuring = user.measuring.clone().try_lock_owned().ok()?;
+                user.measured = Some(now);
+                Some((key.clone(), entry.plugin, user.mount.clone(), measuring))
             });
             due.collect()
         };
-        let measures = due.into_iter().map(|(key, plugin, mount)| async move {
-            let measure = plugin.stats(&mount, &*self.host);
-            let measure = match tokio::time::timeout(STATS_PATIENCE, measure).await {
-                Ok(Ok(measure)) => measure,
-                Ok(Err(error)) => {
-                    debug!(volume = %key, %error, "cannot get volume stats");
-                    return None;
-                }
-                Err(_) => return None,
-            };
-            self.with(&key, |entry| {
-                if let Some(user) = entry.users.get_mut(pod) {
-                    user.measure = measure;
-                }
+        let measures = due
+            .into_iter()
+            .map(|(key, plugin, mount, measuring)| async move {
+                let measure = plugin.stats(&mount, &*self.host, measuring);
+                let measure = match tokio::time::timeout(STATS_PATIENCE, measure).await {
+                    Ok(Ok(measure)) => measure,
+                    Ok(Err(error)) => {
+                        debug!(volume = %key, %error, "cannot get volume stats");
+                        return None;
+                    }
+                    Err(_) => return None,
+                };
+                self.with(&key, |entry| {
+                    if let Some(user) = entry.users.get_mut(pod) {
+                        user.measure = measure;
+                    }
+                });
+                Some(key)
             });
-            Some(key)
-        });
         let new: Vec<Option<Key>> = futures::future::join_all(measures).await;
         let volumes = self.volumes.lock();
         let users = volumes.iter();

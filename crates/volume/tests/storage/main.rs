@@ -5,11 +5,12 @@
 #![allow(clippy::unwrap_used)]
 
 mod hostile;
+mod hung;
 mod random;
 mod sized;
 mod support;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use csi::{
     Capability,
@@ -17,8 +18,9 @@ use csi::{
     tonic::Code,
 };
 use serde_json::json;
+use stdx::FakeClock;
 use support::{DRIVER, Node, persistent, pod, set_up, until, volume};
-use volume::storage::{Expanded, StepError, resolve};
+use volume::storage::{Expanded, Manager, StepError, resolve};
 
 #[tokio::test]
 async fn a_volume_is_staged_for_the_first_pod_and_unstaged_after_the_last() {
@@ -276,7 +278,7 @@ async fn a_restart_at_any_step_loses_nothing() {
             task.abort();
             let _ = task.await;
             node.driver.heal(method);
-            node.restart();
+            node.restart().await;
             // The pod still exists and needs its volume.
             node.set_up(&pod("p"), &data).await.unwrap();
             assert_eq!(
@@ -284,7 +286,7 @@ async fn a_restart_at_any_step_loses_nothing() {
                 1,
                 "{method} {fault:?}"
             );
-            node.restart();
+            node.restart().await;
             assert_eq!(node.driver.published().len(), 1);
             // Then it is deleted.
             node.manager.tear_down("p").await.unwrap();
@@ -369,7 +371,7 @@ async fn a_raw_block_volume_is_a_device_of_the_pod() {
         .path()
         .join("kubelet/pods/p/volumeDevices/kubernetes.io~csi/raw");
     assert_eq!(std::fs::read_link(&link).unwrap(), ready.path);
-    node.restart();
+    node.restart().await;
     assert_eq!(node.driver.published().len(), 1);
     node.manager.tear_down("p").await.unwrap();
     until("nothing to be left", || {
@@ -377,4 +379,32 @@ async fn a_raw_block_volume_is_a_device_of_the_pod() {
     })
     .await;
     assert!(!link.exists() && !link.is_symlink());
+}
+
+#[tokio::test]
+async fn a_volume_beyond_the_limit_of_the_node_is_rejected_where_the_driver_updates_it() {
+    let node = Node::new(Options::new(DRIVER));
+    let name = format!("kubernetes.io/csi/{DRIVER}^h-data");
+    node.host.in_use.lock().push(name);
+    let object = json!({"metadata": {"name": "a"}, "spec": {"attacher": DRIVER, "nodeName": "node", "source": {}},
+        "status": {"attached": false, "attachError": {"message": "full", "errorCode": 8}}});
+    *node.host.attachment.lock() = Some(serde_json::from_value(object).unwrap());
+    for (period, is_rejected) in [(json!(null), false), (json!(60), true)] {
+        let driver = json!({"attachRequired": true, "nodeAllocatableUpdatePeriodSeconds": period});
+        node.set_csi_driver(driver);
+        let clock = FakeClock::at(jiff::Timestamp::UNIX_EPOCH);
+        let manager = Manager::new(node.host.clone(), Arc::new(clock.clone()));
+        let waiting =
+            tokio::spawn(async move { set_up(&manager, &pod("p"), &volume("data"), false).await });
+        until("the end of the wait", || {
+            clock.advance(Duration::from_secs(1));
+            waiting.is_finished()
+        })
+        .await;
+        let error = waiting.await.unwrap().unwrap_err().error;
+        let is_limit = matches!(error, StepError::LimitReached(_));
+        assert_eq!(is_limit, is_rejected, "{error}");
+        // The driver is asked for the new limit.
+        assert_eq!(!node.host.limits_reached.lock().is_empty(), is_rejected);
+    }
 }

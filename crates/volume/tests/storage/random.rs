@@ -174,7 +174,7 @@ impl Run {
             false => self.model.set_up(p, v, is_done),
         }
         self.node.driver.heal(method);
-        self.node.restart();
+        self.node.restart().await;
     }
 
     fn break_something(&mut self) {
@@ -219,7 +219,7 @@ impl Run {
             16 => self.kill(p, v).await,
             17 => {
                 self.history.push("restart".to_owned());
-                self.node.restart();
+                self.node.restart().await;
             }
             _ => self.heal(),
         }

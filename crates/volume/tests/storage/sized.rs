@@ -65,7 +65,7 @@ fn a_volume_has_its_capacity_keeps_its_data_and_grows() {
         fs::remove_file(ready.path.join("big")).unwrap();
         fs::write(ready.path.join("kept"), "x").unwrap();
         // The kubelet restarts; another pod of the node gets the same volume.
-        node.restart();
+        node.restart().await;
         let second = node.set_up(&pod("p2"), &sized(&node, 16)).await.unwrap();
         assert!(second.path.join("kept").exists());
 

@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -15,6 +18,7 @@ use k8s_openapi::api::{
 };
 use parking_lot::Mutex;
 use serde_json::json;
+use stdx::Blocking;
 use tokio_util::sync::CancellationToken;
 use volume::{
     LinuxMounter, Mounter,
@@ -52,8 +56,19 @@ pub(crate) struct TestHost {
     /// The node's status.
     pub in_use: Mutex<Vec<String>>,
     pub attached: Mutex<Vec<String>>,
+    /// The drivers whose limit was reached.
+    pub limits_reached: Mutex<Vec<String>>,
     /// Whether every volume is attached as soon as it is in use.
     attaches_all: Mutex<bool>,
+    blocking: Blocking,
+    looks: AtomicUsize,
+}
+
+impl TestHost {
+    /// How often a plugin looked at a volume's files.
+    pub(crate) fn looks(&self) -> usize {
+        self.looks.load(Ordering::Relaxed)
+    }
 }
 
 #[async_trait]
@@ -67,8 +82,12 @@ impl Host for TestHost {
     fn local_path_root(&self) -> &Path {
         &self.local_path
     }
-    fn mounter(&self) -> &dyn Mounter {
+    fn mounter(&self) -> &'static dyn Mounter {
         &LinuxMounter
+    }
+    fn blocking(&self) -> &Blocking {
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        &self.blocking
     }
     fn driver(&self, name: &str) -> Option<Arc<csi::Node>> {
         (name == DRIVER && *self.is_registered.lock()).then(|| self.node.clone())
@@ -90,6 +109,9 @@ impl Host for TestHost {
     }
     fn is_attached(&self, volume: &str) -> bool {
         *self.attaches_all.lock() || self.attached.lock().iter().any(|name| name == volume)
+    }
+    fn limit_reached(&self, driver: &str) {
+        self.limits_reached.lock().push(driver.to_owned());
     }
 }
 
@@ -140,7 +162,10 @@ impl Node {
             attachment: Mutex::default(),
             in_use: Mutex::default(),
             attached: Mutex::default(),
+            limits_reached: Mutex::default(),
             attaches_all: Mutex::default(),
+            blocking: Blocking::new(1),
+            looks: AtomicUsize::default(),
         });
         let manager = manager(&host);
         let mut node = Self {
@@ -161,10 +186,13 @@ impl Node {
     }
 
     /// Restarts the kubelet: all it knows is on disk.
-    pub(crate) fn restart(&mut self) {
+    pub(crate) async fn restart(&mut self) {
         if let Some(unstages) = self.unstages.take() {
             unstages.abort();
+            let _ = unstages.await;
         }
+        // Work on files ends with the process; here the only thread for it ends it first.
+        self.host.blocking.run(|| ()).await.unwrap();
         // From the node's status.
         let reported = self.manager.in_use().borrow().iter().cloned().collect();
         self.manager = manager(&self.host);

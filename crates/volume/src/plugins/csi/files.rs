@@ -11,7 +11,7 @@ use super::{
 use crate::{
     Error, Mounter,
     plugins::mounted,
-    storage::{Host, PodMount, Spec, Staged},
+    storage::{Host, PodMount, Spec, Staged, Step, run_blocking},
 };
 
 pub(super) fn make_dir(dir: &Path) -> crate::Result<()> {
@@ -73,16 +73,29 @@ pub(super) fn link_published(target: &Path, link: &Path) -> crate::Result<()> {
     }
 }
 
+/// Whether there is a file, also one that is no longer accessible.
+pub(super) async fn is_there(path: &Path, host: &dyn Host) -> Step<bool> {
+    let path = path.to_owned();
+    let look = move || Ok(std::fs::symlink_metadata(&path).map_err(|error| error.kind()));
+    let found = run_blocking(host, look).await?;
+    Ok(found.err() != Some(std::io::ErrorKind::NotFound))
+}
+
 /// Removes what is left after the driver has unpublished a volume, except mounts.
-pub(super) fn remove_published(mount: &PodMount, host: &dyn Host) -> crate::Result<()> {
-    let root = host.root_dir();
-    let target = paths::target(root, mount);
-    not_mounted(&target, host.mounter())?;
-    paths::remove_target(&target)?;
-    match mount.is_block {
-        true => mounted::unlink_device(&mount.dir(root, NAME)),
-        false => paths::remove_record(&mount.dir(root, NAME)),
-    }
+pub(super) async fn remove_published(mount: &PodMount, host: &dyn Host) -> Step<()> {
+    let (root, mounter) = (host.root_dir(), host.mounter());
+    let (target, dir) = (paths::target(root, mount), mount.dir(root, NAME));
+    let is_block = mount.is_block;
+    let remove = move || {
+        not_mounted(&target, mounter)?;
+        paths::remove_target(&target)?;
+        match is_block {
+            true => mounted::unlink_device(&dir)?,
+            false => paths::remove_record(&dir)?,
+        }
+        Ok(())
+    };
+    run_blocking(host, remove).await
 }
 
 fn not_mounted(path: &Path, mounter: &dyn Mounter) -> crate::Result<()> {
@@ -92,14 +105,23 @@ fn not_mounted(path: &Path, mounter: &dyn Mounter) -> crate::Result<()> {
     }
 }
 
-pub(super) fn clean_staging(dir: &Path, staged: &Staged, host: &dyn Host) -> crate::Result<()> {
-    not_mounted(dir, host.mounter())?;
+/// Removes what is left after the driver has unstaged a volume, except mounts.
+pub(super) async fn clean_staging(staged: &Staged, host: &dyn Host) -> Step<()> {
+    let (staged, root) = (staged.clone(), host.root_dir().to_owned());
+    let mounter = host.mounter();
+    let clean = move || Ok(clean_staging_of(&staged, &root, mounter)?);
+    run_blocking(host, clean).await
+}
+
+fn clean_staging_of(staged: &Staged, root: &Path, mounter: &dyn Mounter) -> crate::Result<()> {
+    let dir = paths::staging(root, &staged.volume, &staged.name, staged.is_block);
+    not_mounted(&dir, mounter)?;
     if !staged.is_block {
-        paths::remove_target(dir)?;
-        return paths::remove_record(dir.parent().unwrap_or(dir));
+        paths::remove_target(&dir)?;
+        return paths::remove_record(dir.parent().unwrap_or(&dir));
     }
     // Drivers may leave files of their own beside a device.
-    crate::remove_tree(dir)?;
-    paths::remove_target(&paths::publish_dir(host.root_dir(), &staged.name))?;
-    crate::remove_tree(&paths::device_dir(host.root_dir(), &staged.name))
+    crate::remove_tree(&dir)?;
+    paths::remove_target(&paths::publish_dir(root, &staged.name))?;
+    crate::remove_tree(&paths::device_dir(root, &staged.name))
 }

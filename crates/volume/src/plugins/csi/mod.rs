@@ -20,14 +20,15 @@ pub use self::paths::attachment_name;
 use self::{
     calls::{Described, can, failed, persistent},
     files::{
-        clean_staging, link_published, make_dir, remove_published, save_published, save_staged,
+        clean_staging, is_there, link_published, make_dir, remove_published, save_published,
+        save_staged,
     },
 };
 use crate::{
     ownership,
     storage::{
-        Expand, Expanded, Host, Measure, PodMount, Publish, Spec, Staged, Step, StepError,
-        StoragePlugin,
+        Expand, Expanded, Host, Measure, Measuring, PodMount, Publish, Spec, Staged, Step,
+        StepError, StoragePlugin, run_blocking,
     },
 };
 
@@ -125,8 +126,25 @@ impl StoragePlugin for Csi {
         }
     }
 
-    fn stages(&self, spec: &Spec) -> bool {
-        persistent(spec).is_some()
+    async fn is_limit_reached(&self, spec: &Spec, host: &dyn Host) -> Step<bool> {
+        let volume = described(spec, "")?;
+        let driver = host.csi_driver(&volume.driver).await?;
+        let period = driver.and_then(|it| it.spec.node_allocatable_update_period_seconds);
+        let name = paths::attachment_name(&volume.handle, &volume.driver, host.node_name());
+        let (Some(_), Some(found)) = (period, host.attachment(&name).await?) else {
+            return Ok(false);
+        };
+        let error = found.status.and_then(|status| status.attach_error);
+        let code = error.and_then(|error| error.error_code);
+        let is_reached = code == Some(Code::ResourceExhausted as i32);
+        if is_reached {
+            host.limit_reached(&volume.driver);
+        }
+        Ok(is_reached)
+    }
+
+    async fn stages(&self, spec: &Spec, _: &dyn Host) -> Step<bool> {
+        Ok(persistent(spec).is_some())
     }
 
     async fn stage(&self, spec: &Spec, pod: &Pod, host: &dyn Host) -> Step<()> {
@@ -158,16 +176,11 @@ impl StoragePlugin for Csi {
         outcome.map_err(failed)
     }
 
-    fn forget_stage(&self, staged: &Staged, host: &dyn Host) {
-        let dir = paths::staging(
-            host.root_dir(),
-            &staged.volume,
-            &staged.name,
-            staged.is_block,
-        );
-        if let Err(error) = clean_staging(&dir, staged, host) {
+    async fn forget_stage(&self, staged: &Staged, host: &dyn Host) {
+        if let Err(error) = clean_staging(staged, host).await {
             // The next attempt finds it.
-            tracing::debug!(dir = %dir.display(), %error, "cannot clean up after a failed NodeStageVolume");
+            let volume = &staged.volume;
+            tracing::debug!(volume, %error, "cannot clean up after a failed NodeStageVolume");
         }
     }
 
@@ -191,7 +204,7 @@ impl StoragePlugin for Csi {
             let error = failed(status);
             // A volume that a pod may already use stays.
             if matches!(error, StepError::Failed(_)) && !request.may_be_used {
-                remove_published(mount, host)?;
+                remove_published(mount, host).await?;
             }
             return Err(error);
         }
@@ -199,10 +212,8 @@ impl StoragePlugin for Csi {
         let by_node = calls::applies_fs_group(spec, &volume.fs_type, driver.as_deref());
         if !mount.is_block && !by_driver && by_node && !request.is_in_place {
             let (dir, pod) = (target.clone(), request.pod.clone());
-            let given =
-                tokio::task::spawn_blocking(move || ownership::apply_fs_group(&dir, &pod, false));
-            let given = given.await;
-            given.map_err(|error| StepError::Uncertain(error.to_string()))??;
+            let give = move || Ok(ownership::apply_fs_group(&dir, &pod, false)?);
+            run_blocking(host, give).await?;
         }
         Ok(target)
     }
@@ -219,7 +230,7 @@ impl StoragePlugin for Csi {
         let root = host.root_dir();
         let Some(record) = paths::load(&paths::record_dir(root, mount)) else {
             // Without a record the driver was never called.
-            return Ok(remove_published(mount, host)?);
+            return remove_published(mount, host).await;
         };
         let field = |name: &str| record.get(name).map_or("", String::as_str);
         let node = node(host, field("driverName"))?;
@@ -228,14 +239,14 @@ impl StoragePlugin for Csi {
             target_path: text(&paths::target(root, mount)),
         };
         node.unpublish(request).await.map_err(failed)?;
-        Ok(remove_published(mount, host)?)
+        remove_published(mount, host).await
     }
 
     async fn unstage(&self, staged: &Staged, host: &dyn Host) -> Step<()> {
         let root = host.root_dir();
         let (driver, handle) = paths::split(&staged.volume);
         let dir = paths::staging(root, &staged.volume, &staged.name, staged.is_block);
-        if dir.exists() {
+        if is_there(&dir, host).await? {
             let node = node(host, driver)?;
             if can(&node, Capability::StageUnstageVolume).await? {
                 let request = v1::NodeUnstageVolumeRequest {
@@ -245,7 +256,7 @@ impl StoragePlugin for Csi {
                 node.unstage(request).await.map_err(failed)?;
             }
         }
-        Ok(clean_staging(&dir, staged, host)?)
+        clean_staging(staged, host).await
     }
 
     async fn expand(&self, request: &Expand<'_>, host: &dyn Host) -> Step<Expanded> {
@@ -291,7 +302,12 @@ impl StoragePlugin for Csi {
         }
     }
 
-    async fn stats(&self, mount: &PodMount, host: &dyn Host) -> Step<Option<Measure>> {
+    async fn stats(
+        &self,
+        mount: &PodMount,
+        host: &dyn Host,
+        _measuring: Measuring,
+    ) -> Step<Option<Measure>> {
         let root = host.root_dir();
         let Some(record) = paths::load(&paths::record_dir(root, mount)) else {
             return Ok(None);
