@@ -50,13 +50,6 @@ const GAPS: &[UnenforcedField] = &[
     gap(
         "storage.k8s.io",
         "csidrivers",
-        "spec.nodeAllocatableUpdatePeriodSeconds",
-        any,
-        "attach limits are read only when the driver registers",
-    ),
-    gap(
-        "storage.k8s.io",
-        "csidrivers",
         "spec.seLinuxMount",
         is_true,
         "volumes are mounted without SELinux labels",

@@ -1,6 +1,7 @@
 //! The kubelet's counters and histograms, with upstream's names and buckets.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -69,6 +70,9 @@ pub struct Metrics {
     relisted: Mutex<Option<(Instant, Timestamp)>>,
     probes: Family<Counter>,
     probe_duration: Family<Histogram>,
+    health_checks: Family<Counter>,
+    /// The last result of each health check.
+    last_health_checks: Mutex<BTreeMap<&'static str, bool>>,
 }
 
 fn seconds(labels: &'static [&'static str]) -> Family<Histogram> {
@@ -111,6 +115,8 @@ impl Default for Metrics {
             relist_interval: seconds(&[]),
             relisted: Mutex::default(),
             probes: counts(PROBE),
+            health_checks: counts(&["name", "status", "type"]),
+            last_health_checks: Mutex::default(),
             probe_duration: seconds(&["probe_type", "container", "pod", "namespace"]),
         };
         // Metrics without labels are exposed before they first change.
@@ -263,6 +269,30 @@ impl Metrics {
                 .map(|value| &**value)
                 .eq([kind, container, name, namespace])
         });
+    }
+
+    /// Counts a health check.
+    pub(crate) fn health_checked(&self, name: &'static str, is_healthy: bool) {
+        let status = if is_healthy { "success" } else { "error" };
+        let labels = [name, status, "healthz"];
+        self.health_checks.with(&labels).increment();
+        self.last_health_checks.lock().insert(name, is_healthy);
+    }
+
+    /// Writes the metrics of `/metrics/slis`.
+    pub fn show_health_checks(&self, page: &mut Exposition) {
+        let name = "kubernetes_healthcheck";
+        page.family(
+            name,
+            "gauge",
+            "Result of the last health check: 1 if it succeeded.",
+        );
+        for (check, is_healthy) in self.last_health_checks.lock().iter() {
+            let labels = [("name", *check), ("type", "healthz")];
+            page.sample(name, &labels, f64::from(u8::from(*is_healthy)), None);
+        }
+        let help = "Number of health checks by result.";
+        page.counters("kubernetes_healthchecks_total", help, &self.health_checks);
     }
 
     /// Writes the metrics of `/metrics/probes`.

@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -15,9 +14,7 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use tonic::Status;
 use tracing::{info, warn};
 
-use crate::{
-    cgroups, core::Core, dispatch, logs::links, make::labels, pod::spec, registry::Message, volumes,
-};
+use crate::{core::Core, dispatch, make::labels, pod::spec, registry::Message};
 
 /// The period with a runtime that sends no events.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -43,7 +40,6 @@ pub(crate) async fn run(core: Arc<Core>) {
                     None => {
                         // Every pod of the API and of files has its worker by now.
                         suspects.extend(listed.states.keys().cloned());
-                        remove_stale_dirs(&core, &listed.states).await;
                     }
                 }
                 suspects = end_orphans(&core, &listed.sandboxes, &suspects);
@@ -134,48 +130,6 @@ fn remembered(sandbox: &v1::PodSandbox) -> Pod {
     pod.metadata.uid = label(labels::POD_UID);
     pod.spec = Some(PodSpec::default());
     pod
-}
-
-/// Removes directories of pods that have neither a worker nor anything in the runtime.
-async fn remove_stale_dirs(core: &Core, states: &States) {
-    let is_known = |uid: &str| core.registry.contains(uid) || states.contains_key(uid);
-    for uid in names(&core.config.root_dir.join("pods")) {
-        if !is_known(&uid) {
-            let down = volumes::tear_down(core, &uid).await;
-            let removed = match down {
-                Ok(()) => volumes::remove_dir(core, core.pod_dir(&uid)).await,
-                failed => failed,
-            };
-            let remove = || cgroups::remove_pod(&core.cgroup_root(), &uid);
-            core.metrics.cgroup_managed("destroy", remove);
-            report(&uid, removed);
-        }
-    }
-    // Logs are in directories called namespace_name_uid.
-    for name in names(&core.config.pod_logs_dir) {
-        let uid = name.rsplit('_').next().unwrap_or_default();
-        let dir = core.config.pod_logs_dir.join(&name);
-        let is_ours =
-            !core.config.shares_pod_logs_dir || links::is_marked(&dir, &core.config.root_dir);
-        if name.split('_').count() == 3 && !is_known(uid) && is_ours {
-            let removed = volumes::remove_dir(core, dir).await;
-            report(uid, removed);
-        }
-    }
-}
-
-fn report(uid: &str, removed: crate::Result<()>) {
-    match removed {
-        Ok(()) => info!(uid, "cleaned up after removed pod"),
-        Err(error) => warn!(uid, %error, "cannot clean up after removed pod"),
-    }
-}
-
-fn names(dir: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect()
 }
 
 #[cfg(test)]

@@ -174,6 +174,7 @@ async fn start_volumes(
     let registrar = Arc::new(Registrar {
         config: config.clone(),
         drivers,
+        volumes: core.volumes.clone(),
         writes: tokio::sync::Mutex::default(),
         metrics: core.metrics.volumes.clone(),
     });
@@ -228,7 +229,7 @@ fn core(config: &Arc<Config>, context: &Context, drivers: &Drivers) -> Core {
         csi_drivers: Informer::<CSIDriver>::builder(client.clone()).start(context),
         sources: sources.clone(),
         drivers: drivers.clone(),
-        mounter: LinuxMounter,
+        blocking: Blocking::new(BLOCKING),
     };
     let volumes = storage::Manager::new(Arc::new(host), config.clock.clone());
     let runtime = cri::connect_within(

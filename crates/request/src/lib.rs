@@ -12,6 +12,7 @@ mod request_info;
 pub mod respond;
 pub mod user;
 pub mod yaml;
+pub mod zpages;
 
 pub use body::{Body, BodyError, Pace};
 pub use client::Client;

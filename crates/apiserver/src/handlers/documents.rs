@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use ::request::zpages;
 use aggregator::{ApiServices, Backend};
-use http::Method;
+use http::{HeaderValue, Method, StatusCode, header};
 use machinery::{Status, Value};
 use stdx::exposition::Exposition;
 
@@ -24,6 +25,9 @@ const SERVICES: (&str, &str) = (FRONT, "apiservices");
 /// The group of the aggregation layer itself, whose group document upstream serves by a router.
 const FRONT: &str = "apiregistration.k8s.io";
 
+/// The name in `/statusz` and `/flagz`.
+const COMPONENT: &str = "kube-apiserver";
+
 pub(super) async fn serve(request: Request) -> Answer {
     let table = request.core.registry.kept_table();
     let path = request.info.path.clone();
@@ -42,6 +46,9 @@ pub(super) async fn serve(request: Request) -> Answer {
         }
         "metrics" if path == "/metrics" => metrics(&request).await,
         "metrics" if path == "/metrics/slis" => health::indicators(&request),
+        "statusz" | "flagz" if matches!(path.as_str(), "/statusz" | "/flagz") => {
+            zpage(&request, &table)
+        }
         "debug" => Ok(request.core.fairness.page(&path).unwrap_or_else(no_page)),
         "openapi" => {
             let services = request.core.aggregator.known();
@@ -165,6 +172,25 @@ async fn metrics(request: &Request) -> Answer {
     ))
 }
 
+/// `/statusz` and `/flagz`.
+fn zpage(request: &Request, table: &Table) -> Answer {
+    let now = request.core.config.clock.now().as_second();
+    let own = stdx::Version::own();
+    let version = format!("{}.{}.{}", own.major, own.minor, own.patch);
+    let process = zpages::Process::own(now, version);
+    let headers = &request.parts.headers;
+    let page = match request.info.path.as_str() {
+        "/flagz" => zpages::flagz(COMPONENT, &process, headers)?,
+        _ => zpages::statusz(COMPONENT, &process, &paths(request, table), headers)?,
+    };
+    let mut response = respond::bytes(StatusCode::OK, page.media, page.body);
+    if let Some(warning) = page.warning {
+        let warning = HeaderValue::from_static(warning);
+        response.headers_mut().insert(header::WARNING, warning);
+    }
+    Ok(response)
+}
+
 /// The paths listed at `/`.
 fn paths(request: &Request, table: &Table) -> Vec<String> {
     let fixed = [
@@ -173,6 +199,7 @@ fn paths(request: &Request, table: &Table) -> Vec<String> {
         "/api/v1",
         "/apis",
         "/apis/",
+        "/flagz",
         "/healthz",
         "/livez",
         "/metrics",
@@ -182,6 +209,7 @@ fn paths(request: &Request, table: &Table) -> Vec<String> {
         "/openapi/v3/",
         "/openid/v1/jwks",
         "/readyz",
+        "/statusz",
         "/version",
     ];
     let mut paths: Vec<String> = fixed.map(str::to_owned).to_vec();

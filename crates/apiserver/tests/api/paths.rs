@@ -225,6 +225,31 @@ async fn verbose_health_lists_each_check() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn statusz_and_flagz_are_text_or_objects() {
+    let server = Server::start().await;
+    let text = ask(&server, "GET", "/statusz", &[]).await;
+    assert!(
+        text.body.contains("kube-apiserver statusz"),
+        "{}",
+        text.body
+    );
+    let accept = "application/json;v=v1beta1;g=config.k8s.io;as=Statusz";
+    let object = ask(&server, "GET", "/statusz", &[("accept", accept)]).await;
+    let object: Value = machinery::json::from_str(&object.body).unwrap();
+    assert_eq!(object["kind"], "Statusz");
+    let paths = object["paths"].as_array().unwrap();
+    assert!(paths.contains(&json!("/readyz")) && !paths.contains(&json!("/apis")));
+    let refused = ask(&server, "GET", "/flagz", &[("accept", accept)]).await;
+    assert_eq!(refused.code, 406, "{}", refused.body);
+    let flags = ask(&server, "GET", "/flagz", &[]).await;
+    assert!(
+        flags.body.contains("kube-apiserver flagz"),
+        "{}",
+        flags.body
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_scale_is_shown_as_a_table_and_applied() {
     let server = Server::start().await;
     let deployments = "/apis/apps/v1/namespaces/default/deployments";

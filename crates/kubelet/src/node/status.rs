@@ -28,6 +28,9 @@ const RUNTIME_DEADLINE: Duration = Duration::from_secs(10);
 /// The conditions that the kubelet writes.
 const OWN_CONDITIONS: &[&str] = &["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
 
+/// How soon a failed write is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
 /// The features in `status.declaredFeatures`, sorted. The scheduler places pods that need a feature only on nodes that
 /// declare it.
 const DECLARED_FEATURES: [&str; 4] = [
@@ -42,72 +45,20 @@ const DECLARED_FEATURES: [&str; 4] = [
 /// kubelet restarts, as upstream. A Node that a user creates gets its status.
 pub(crate) async fn run(
     core: Arc<Core>,
-    mut node: Node,
+    node: Node,
     mut changes: Subscription<Node>,
     ready: watch::Sender<bool>,
     node_uid: watch::Sender<Option<String>>,
 ) {
-    let mut configured = None;
-    let mut written: Option<Timestamp> = None;
-    let mut exists = true;
-    let mut is_failing = false;
     let mut pressures = core.pressures.subscribe();
     let mut settings = core.settings.subscribe();
     let mut shutting_down = core.shutting_down.subscribe();
     let mut volumes = core.volumes.in_use();
     let mut addresses = core.config.node_ip_changes.clone();
-    let mut before = node
-        .status
-        .clone()
-        .and_then(|s| s.conditions)
-        .unwrap_or_default();
+    let mut reporter = Reporter::new(core.clone(), node);
     loop {
-        show_uid(&node_uid, node.metadata.uid.clone().filter(|_| exists));
-        if let Some(assigned) = pod_cidr(&node)
-            && configured.as_ref() != Some(&assigned)
-            && configure_network(&core, &assigned).await
-        {
-            configured = Some(assigned);
-        }
-        let now = core.now();
-        let mut status = gather(&core, &before, now).await;
-        core.status_seen.send_replace(Some(core.now()));
-        keep_foreign(&node, &mut status, &core.config.cloud);
-        let is_ready = is_true(status.conditions.iter().flatten(), "Ready");
-        let current = core.settings();
-        let period = current.node_status_report_frequency.0;
-        let due = written.is_none_or(|at| now - period >= at);
-        let look = current.node_status_update_frequency.0;
-        let mut wait = if is_ready { look } else { SOON };
-        if exists && (due || differs(&node, &status)) {
-            tell_changes(
-                &core,
-                &before,
-                status.conditions.as_deref().unwrap_or_default(),
-            );
-            match write(&core, &node, &status).await {
-                Ok(fresh) => {
-                    node = fresh;
-                    written = Some(now);
-                    is_failing = false;
-                    before = status.conditions.unwrap_or_default();
-                }
-                Err(error) => {
-                    // Once, since the servers may be away for hours.
-                    match is_failing {
-                        false => warn!(%error, "cannot write node status, trying every second"),
-                        true => debug!(%error, "cannot write node status"),
-                    }
-                    is_failing = true;
-                    wait = Duration::from_secs(1);
-                    // The Node was deleted and the watch event has not arrived.
-                    exists = !error.is_not_found();
-                }
-            }
-        }
-        if is_ready && written.is_some() {
-            ready.send_replace(true);
-        }
+        show_uid(&node_uid, reporter.uid());
+        let wait = reporter.report(&ready).await;
         tokio::select! {
             () = core.config.clock.sleep(wait) => {}
             _ = pressures.changed() => {}
@@ -117,17 +68,111 @@ pub(crate) async fn run(
             // A pod waits until its volume is in `volumesInUse`.
             _ = volumes.changed() => {}
             change = changes.next() => match change {
-                Some(Event::Added(fresh) | Event::Modified { new: fresh, .. }) => {
-                    node = (*fresh).clone();
-                    exists = true;
-                }
-                Some(Event::Deleted(old)) if old.metadata.uid == node.metadata.uid => {
-                    info!(node = core.config.node_name, "node object was deleted");
-                    exists = false;
-                }
-                Some(Event::Deleted(_)) => {}
+                Some(change) => reporter.observe(change),
                 None => core.config.clock.sleep(wait).await,
             },
+        }
+    }
+}
+
+/// The Node as the API shows it, and what was written of it.
+struct Reporter {
+    core: Arc<Core>,
+    node: Node,
+    exists: bool,
+    /// The last written conditions.
+    conditions: Vec<NodeCondition>,
+    written: Option<Timestamp>,
+    is_failing: bool,
+    /// The pod CIDRs that the runtime knows.
+    configured: Option<String>,
+}
+
+impl Reporter {
+    fn new(core: Arc<Core>, node: Node) -> Self {
+        let status = node.status.clone();
+        Self {
+            core,
+            conditions: status.and_then(|s| s.conditions).unwrap_or_default(),
+            node,
+            exists: true,
+            written: None,
+            is_failing: false,
+            configured: None,
+        }
+    }
+
+    fn uid(&self) -> Option<String> {
+        self.node.metadata.uid.clone().filter(|_| self.exists)
+    }
+
+    /// Computes the status and writes it if it changed or is due; returns when to look again.
+    async fn report(&mut self, ready: &watch::Sender<bool>) -> Duration {
+        let core = self.core.clone();
+        if let Some(assigned) = pod_cidr(&self.node)
+            && self.configured.as_ref() != Some(&assigned)
+            && configure_network(&core, &assigned).await
+        {
+            self.configured = Some(assigned);
+        }
+        let now = core.now();
+        let mut status = gather(&core, &self.conditions, now).await;
+        core.status_seen.send_replace(Some(core.now()));
+        keep_foreign(&self.node, &mut status, &core.config.cloud);
+        let is_ready = is_true(status.conditions.iter().flatten(), "Ready");
+        let current = core.settings();
+        let period = current.node_status_report_frequency.0;
+        let due = self.written.is_none_or(|at| now - period >= at);
+        let look = current.node_status_update_frequency.0;
+        let mut wait = if is_ready { look } else { SOON };
+        if self.exists && (due || differs(&self.node, &status)) {
+            let is_written = self.write(status, now).await;
+            wait = if is_written { wait } else { RETRY };
+        }
+        if is_ready && self.written.is_some() {
+            ready.send_replace(true);
+        }
+        wait
+    }
+
+    /// Writes the status; returns whether that succeeded.
+    async fn write(&mut self, status: NodeStatus, now: Timestamp) -> bool {
+        let conditions = status.conditions.as_deref().unwrap_or_default();
+        tell_changes(&self.core, &self.conditions, conditions);
+        match write(&self.core, &self.node, &status).await {
+            Ok(fresh) => {
+                self.node = fresh;
+                self.written = Some(now);
+                self.is_failing = false;
+                self.conditions = status.conditions.unwrap_or_default();
+                true
+            }
+            Err(error) => {
+                // Once, since the servers may be away for hours.
+                match self.is_failing {
+                    false => warn!(%error, "cannot write node status, trying every second"),
+                    true => debug!(%error, "cannot write node status"),
+                }
+                self.is_failing = true;
+                // The Node was deleted and the watch event has not arrived.
+                self.exists = !error.is_not_found();
+                false
+            }
+        }
+    }
+
+    /// Takes over a change of the Node.
+    fn observe(&mut self, change: Event<Node>) {
+        match change {
+            Event::Added(fresh) | Event::Modified { new: fresh, .. } => {
+                self.node = (*fresh).clone();
+                self.exists = true;
+            }
+            Event::Deleted(old) if old.metadata.uid == self.node.metadata.uid => {
+                info!(node = self.core.config.node_name, "node object was deleted");
+                self.exists = false;
+            }
+            Event::Deleted(_) => {}
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Uri, header};
+use http::{Request, header};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
@@ -110,29 +110,85 @@ pub(crate) async fn get(target: &Target, timeout: Duration) -> Result<(u16, Stri
     }
 }
 
-/// The next target, unless it is on another host.
+/// The next target, unless it is on another host. A location without a host is relative to the target.
 fn redirected(target: &Target, location: &str) -> Option<Target> {
-    let uri: Uri = location.parse().ok()?;
-    let path = uri
-        .path_and_query()
-        .map_or("/", |path| path.as_str())
-        .to_owned();
-    let Some(host) = uri.host() else {
+    let location = location.split('#').next().unwrap_or_default();
+    let (scheme, rest) = match location.split_once("://") {
+        Some((scheme, rest)) if is_scheme(scheme) => (Some(scheme), format!("//{rest}")),
+        _ => (None, location.to_owned()),
+    };
+    let tls = match scheme.map(str::to_ascii_lowercase).as_deref() {
+        None => target.tls,
+        Some("http") => false,
+        Some("https") => true,
+        Some(_) => return None,
+    };
+    let Some(rest) = rest.strip_prefix("//") else {
         return Some(Target {
-            path,
+            path: resolved(&target.path, location),
             ..target.clone()
         });
     };
-    let tls = uri
-        .scheme_str()
-        .map_or(target.tls, |scheme| scheme == "https");
-    let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
-    (host.trim_matches(['[', ']']) == target.host).then(|| Target {
+    let end = rest.find(['/', '?']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    let authority: http::uri::Authority = authority.parse().ok()?;
+    let port = authority.port_u16().unwrap_or(if tls { 443 } else { 80 });
+    (authority.host().trim_matches(['[', ']']) == target.host).then(|| Target {
         tls,
         port,
-        path,
+        path: resolved("/", path),
         ..target.clone()
     })
+}
+
+fn is_scheme(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
+    !text.is_empty() && text.bytes().all(allowed)
+}
+
+/// A reference without a host, resolved against a path with a query (RFC 3986, section 5.2).
+fn resolved(base: &str, reference: &str) -> String {
+    let (base_path, base_query) = match base.split_once('?') {
+        Some((path, query)) => (path, Some(query)),
+        None => (base, None),
+    };
+    let (path, query) = match reference.split_once('?') {
+        Some((path, query)) => (path, Some(query)),
+        None => (reference, None),
+    };
+    let (path, query) = match path {
+        "" => (base_path.to_owned(), query.or(base_query)),
+        _ if path.starts_with('/') => (without_dots(path), query),
+        _ => {
+            let (directory, _) = base_path.rsplit_once('/').unwrap_or_default();
+            (without_dots(&format!("{directory}/{path}")), query)
+        }
+    };
+    match query {
+        Some(query) => format!("{path}?{query}"),
+        None => path,
+    }
+}
+
+/// A path without the segments `.` and `..`.
+fn without_dots(path: &str) -> String {
+    let mut kept: Vec<&str> = Vec::new();
+    let segments: Vec<&str> = path.split('/').skip(1).collect();
+    for (index, segment) in segments.iter().enumerate() {
+        let is_last = index + 1 == segments.len();
+        match *segment {
+            "." | ".." => {
+                if *segment == ".." {
+                    kept.pop();
+                }
+                if is_last {
+                    kept.push("");
+                }
+            }
+            _ => kept.push(segment),
+        }
+    }
+    format!("/{}", kept.join("/"))
 }
 
 async fn ask(target: &Target) -> Result<(u16, Option<String>, String), String> {
@@ -249,6 +305,52 @@ mod tests {
         .await;
         let expected = "Probe terminated redirects, Response body: Found".to_owned();
         assert_eq!(probe(&away, second).await, Answer::Warning(expected));
+    }
+
+    #[test]
+    fn locations_are_resolved_against_the_request_as_urls_are() {
+        let target = Target {
+            tls: false,
+            host: "10.0.0.1".into(),
+            port: 8080,
+            path: "/a/b?c".into(),
+            headers: Vec::new(),
+        };
+        let shown = |location: &str| {
+            let next = redirected(&target, location)?;
+            let scheme = if next.tls { "https" } else { "http" };
+            Some(format!("{scheme}://{}{}", next.authority(), next.path))
+        };
+        for (location, expected) in [
+            ("/ok", "http://10.0.0.1:8080/ok"),
+            ("ok", "http://10.0.0.1:8080/a/ok"),
+            ("healthz", "http://10.0.0.1:8080/a/healthz"),
+            ("ok/now?x=1", "http://10.0.0.1:8080/a/ok/now?x=1"),
+            ("./ok", "http://10.0.0.1:8080/a/ok"),
+            ("../ok#part", "http://10.0.0.1:8080/ok"),
+            ("../../..", "http://10.0.0.1:8080/"),
+            ("?x=1", "http://10.0.0.1:8080/a/b?x=1"),
+            ("", "http://10.0.0.1:8080/a/b?c"),
+            (
+                "/?next=http://other/",
+                "http://10.0.0.1:8080/?next=http://other/",
+            ),
+            ("//10.0.0.1:81/x", "http://10.0.0.1:81/x"),
+            ("http://10.0.0.1", "http://10.0.0.1:80/"),
+            ("HTTPS://10.0.0.1/x", "https://10.0.0.1:443/x"),
+            ("http://10.0.0.1?x", "http://10.0.0.1:80/?x"),
+        ] {
+            assert_eq!(shown(location).as_deref(), Some(expected), "{location}");
+        }
+        for away in [
+            "http://10.0.0.2:8080/ok",
+            "//other/ok",
+            "ftp://10.0.0.1/ok",
+            "http://10.0.0.1@other/",
+            "http:///ok",
+        ] {
+            assert_eq!(shown(away), None, "{away}");
+        }
     }
 
     #[test]

@@ -19,7 +19,11 @@ const IDLE: Duration = Duration::from_secs(30);
 /// The response.
 pub(super) fn answer(core: &Core) -> Response<Body> {
     let seen = *core.status_seen.borrow();
-    if seen.is_some_and(|at| core.now() - STUCK > at) {
+    let is_stuck = seen.is_some_and(|at| core.now() - STUCK > at);
+    for (check, is_healthy) in [("ping", true), ("log", true), ("syncloop", !is_stuck)] {
+        core.metrics.health_checked(check, is_healthy);
+    }
+    if is_stuck {
         let message = "[-]syncloop failed: the node's status was not looked at for two minutes\n";
         return text(StatusCode::INTERNAL_SERVER_ERROR, message);
     }

@@ -97,6 +97,13 @@ pub(super) fn probes(core: &Core) -> Response<Body> {
     whole(StatusCode::OK, TEXT, page.finish().into_bytes())
 }
 
+/// `GET /metrics/slis`: results of the health checks.
+pub(super) fn indicators(core: &Core) -> Response<Body> {
+    let mut page = Exposition::default();
+    core.metrics.show_health_checks(&mut page);
+    whole(StatusCode::OK, TEXT, page.finish().into_bytes())
+}
+
 fn node(page: &mut Exposition, core: &Core, pods: &[PublishedPod]) {
     let name = "kubelet_node_name";
     page.family(name, "gauge", "The node's name. The count is always 1.");

@@ -16,6 +16,7 @@ mod node_logs;
 mod pods;
 mod stats;
 mod upgrade;
+mod zpages;
 
 pub use healthz::serve as serve_healthz;
 
@@ -274,6 +275,9 @@ async fn handle(
         ["metrics", "resource"] => stats::resource(&core).await,
         ["metrics", "cadvisor"] => cadvisor::serve(core.clone()).await,
         ["metrics", "probes"] => metrics::probes(&core),
+        ["metrics", "slis"] => metrics::indicators(&core),
+        ["statusz"] => zpages::statusz(&core, request.headers()),
+        ["flagz"] => zpages::flagz(&core, request.headers()),
         ["stats", "summary"] => {
             let reduced = ask.is_on(&["only_cpu_and_memory"]);
             stats::summary(&core, reduced).await
