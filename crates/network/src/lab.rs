@@ -10,6 +10,7 @@ use std::{
     future::Future,
     io::{Read, Write},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
     process::Command,
     sync::{Arc, mpsc},
@@ -19,6 +20,9 @@ use std::{
 
 use nix::{
     sched::{CloneFlags, setns, unshare},
+    sys::socket::{
+        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, sendto, socket,
+    },
     unistd::gettid,
 };
 
@@ -223,4 +227,15 @@ pub fn ask_udp_here(to: SocketAddr) -> Option<String> {
     let mut buffer = [0; 512];
     let length = socket.recv(&mut buffer).ok()?;
     Some(String::from_utf8_lossy(&buffer[..length]).into_owned())
+}
+
+/// Sends an ICMP message, as a container with the capability `NET_RAW` can.
+pub fn send_icmp(to: IpAddr, message: &[u8]) {
+    let (family, protocol) = match to {
+        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
+        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6),
+    };
+    let raw = socket(family, SockType::Raw, SockFlag::empty(), protocol).unwrap();
+    let to = SockaddrStorage::from(SocketAddr::new(to, 0));
+    sendto(raw.as_raw_fd(), message, &to, MsgFlags::empty()).unwrap();
 }

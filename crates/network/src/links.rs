@@ -134,6 +134,8 @@ pub(crate) async fn connect(host: &Netlink, namespace: &Path, link: &PodLink<'_>
     // Makes node ports and host ports reachable at 127.0.0.1; the table drops packets from pods to
     // the node's loopback.
     sysctl::set_for_link("ipv4", link.host_link, "route_localnet", "1");
+    // Also checks the senders of ARP requests: each new one would take an entry of the node's neighbour table.
+    sysctl::set_for_link("ipv4", link.host_link, "rp_filter", "1");
     if !link.has_v6() {
         sysctl::set_for_link("ipv6", link.host_link, "disable_ipv6", "1");
     } else {

@@ -107,7 +107,9 @@ fn loopback(batch: &mut Batch, id: &str) {
 
 /// A packet of a pod must have a source address that is routed to the pod's own link, and a packet
 /// from outside must not have the address of a local pod. Checked before conntrack, so that no
-/// forged packet becomes part of a connection.
+/// forged packet becomes part of a connection. Pods have no use for link-local IPv6 sources, since
+/// both sides of a link have permanent neighbour entries; a pod could choose a new one for each packet,
+/// and each would take an entry of the node's neighbour table.
 fn sources(batch: &mut Batch, id: &str, cluster_cidrs: &[IpNet]) {
     let (table, links) = (names::table(id), names::link_prefix(id));
     let overlay = names::vxlan_link(id);
@@ -115,6 +117,9 @@ fn sources(batch: &mut Batch, id: &str, cluster_cidrs: &[IpNet]) {
     rule(format!("iifname \"{overlay}\" return"));
     rule(format!(
         "iifname \"{links}*\" fib saddr . iif oif missing counter drop"
+    ));
+    rule(format!(
+        "iifname \"{links}*\" ip6 saddr fe80::/10 counter drop"
     ));
     for cidr in cluster_cidrs {
         let family = if cidr.addr().is_ipv4() { "ip" } else { "ip6" };

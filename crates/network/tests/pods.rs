@@ -13,7 +13,7 @@ use std::{
 use network::{
     AttachRequest, Config, PodNetwork, PortMapping, Protocol, RoutedNetwork,
     lab::{self, NODE_IP, Namespace},
-    netns::Netlink,
+    netns::{self, Netlink},
     nft::{Batch, Nft},
     routes::{self, Peer},
 };
@@ -748,6 +748,63 @@ fn pods_have_addresses_of_both_families() {
             a.ask(at("[2001:db8::2]:80")).await.unwrap(),
             "outside 2001:db8::1"
         );
+    });
+}
+
+/// Sends a datagram from an address of the pod's choice.
+async fn send_from(pod: &Namespace, from: SocketAddr, to: SocketAddr) {
+    let send = move || {
+        let socket = UdpSocket::bind(from).unwrap();
+        // The kernel may report at once that there is no answer.
+        let _ = socket.send_to(b"x", to);
+    };
+    netns::run(pod.path(), send).await.unwrap();
+}
+
+#[test]
+fn a_pod_cannot_fill_the_nodes_neighbour_table() {
+    lab::node(|_| async move {
+        let state = tempfile::tempdir().unwrap();
+        lab::command("ip address add 2001:db8::1/64 dev wire0 nodad");
+        let mut config = config(state.path());
+        config.cluster_cidrs.push("fd00:42::/48".parse().unwrap());
+        config.node_ips.push("2001:db8::1".parse().unwrap());
+        let network = config.build(Nft::new()).unwrap();
+        let cidrs = ["10.42.0.0/24", "fd00:42::/64"].map(|cidr| cidr.parse().unwrap());
+        network.set_pod_cidrs(cidrs.into()).await.unwrap();
+        let pod = Namespace::new();
+        network.attach(request("a", &pod)).await.unwrap();
+        // ARP requests and neighbour solicitations have the source of the packet that needs them.
+        for line in [
+            "ip address add 10.99.0.7/32 dev lo".to_owned(),
+            "ip address add fe80::bad/64 dev eth0 nodad".to_owned(),
+            format!("ip route add {NODE_IP} dev eth0"),
+        ] {
+            pod.command(&line).await;
+        }
+        let route = lab::command("ip -o route get 10.42.0.1");
+        let link = route.split(' ').skip_while(|word| *word != "dev").nth(1);
+        let link = link.unwrap().to_owned();
+        let shown = lab::command(&format!("ip -6 -o address show dev {link} scope link"));
+        let node_side = shown
+            .split([' ', '/'])
+            .find(|word| word.starts_with("fe80"));
+        let node_side = format!("[{}%2]:9", node_side.unwrap());
+        let index = pod.command("cat /sys/class/net/eth0/ifindex").await;
+        let index = index.trim();
+        let scoped = |address: &str| at(&address.replace("%2", &format!("%{index}")));
+        send_from(&pod, at("10.99.0.7:0"), SocketAddr::new(NODE_IP, 9)).await;
+        send_from(&pod, scoped("[fe80::bad%2]:0"), scoped(&node_side)).await;
+        lab::serve_here("node", 9090);
+        pod.ask(at("[2001:db8::1]:9090")).await.unwrap();
+        let known = lab::command(&format!("ip neigh show dev {link}"));
+        assert!(!known.contains("10.99.0.7"), "{known}");
+        assert!(!known.contains("fe80::bad"), "{known}");
+        // With its own address the pod may ask.
+        pod.command(&format!("ip neigh flush to {NODE_IP} dev eth0"))
+            .await;
+        let answer = pod.ask(SocketAddr::new(NODE_IP, 9090)).await;
+        assert_eq!(answer.unwrap(), "node 10.42.0.1");
     });
 }
 

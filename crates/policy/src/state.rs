@@ -605,19 +605,28 @@ fn frame(table: &mut Table) {
         vec![drop("saddr"), drop("daddr")]
     });
     chain("stateless", "", stateless.collect());
+    // An error about a connection of others is judged as that connection; an isolated pod may only send errors about
+    // its own connections.
+    let forged = families(|Family { ip, digit, .. }| {
+        let about = |end: &str| format!("{ip} saddr . ct {end} {ip} saddr @itself{digit} return");
+        let others = format!("{ip} saddr @isolated{digit} counter drop");
+        vec![about("original"), about("reply"), others]
+    });
+    chain("foreign-errors", "", forged.collect());
     // A pod that reaches itself through a Service, and ICMP errors about allowed connections.
     let itself = families(|Family { ip, digit, .. }| {
         let both = format!("ct original {ip} saddr . ct reply {ip} saddr");
         vec![format!("{both} @itself{digit} accept")]
     });
-    let errors = "ct state related meta l4proto { 1, 58 } accept".to_owned();
-    chain("always", "", itself.chain([errors]).collect());
+    let related = "ct state related meta l4proto { 1, 58 } accept".to_owned();
+    chain("always", "", itself.chain([related]).collect());
     // Two base chains: what the first accepts, the second still evaluates.
     let egress = families(|Family { ip, digit, .. }| {
         vec![format!("ct original {ip} saddr vmap @egress{digit}")]
     });
     let untracked = "ct state invalid,untracked jump stateless".to_owned();
-    let egress = [untracked].into_iter().chain(egress).collect();
+    let errors = "ct state related meta l4proto { 1, 58 } jump foreign-errors".to_owned();
+    let egress = [untracked, errors].into_iter().chain(egress).collect();
     let hook = |priority: u8| format!("type filter hook forward priority {priority};");
     chain("forward-egress", &hook(0), egress);
     let ingress = families(|Family { ip, digit, .. }| {

@@ -4,5 +4,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod connections;
+mod forged;
 mod lab_node;
 mod matrix;
