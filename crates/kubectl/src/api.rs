@@ -12,11 +12,12 @@ use bytes::Bytes;
 use client::kube::{self, client::Body};
 use futures::{Stream, StreamExt, TryStreamExt};
 use http::{Method, Request, Response, StatusCode, header};
-use http_body_util::BodyExt;
+use http_body_util::BodyExt as _;
 use machinery::Status;
 use serde_json::{Value, json};
 
 use crate::{
+    body,
     discovery::encode,
     error::{Plain, ServerError},
     json::{list, str_of},
@@ -57,6 +58,21 @@ pub(crate) struct ApiOptions {
     /// From 6 on requests are logged, from 8 on also their bodies.
     pub verbosity: u8,
     pub timeout: Option<Duration>,
+    /// Whether the server may compress its answers.
+    pub compression: bool,
+}
+
+/// A request before it is sent.
+struct Outgoing<'a> {
+    method: Method,
+    path: &'a str,
+    /// The media types of the response.
+    accept: &'a str,
+    /// The media type of the body; empty if there is none.
+    content: &'a str,
+    body: Vec<u8>,
+    /// Whether the response is read while it arrives; then it is never compressed.
+    is_streamed: bool,
 }
 
 /// A connection to one API server.
@@ -255,13 +271,15 @@ impl Api {
 
     /// Any request with any body, and the response's bytes: for `--raw`.
     pub(crate) async fn raw(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes> {
-        let response = self.send(method, path, "*/*", JSON, body).await?;
-        Ok(response
-            .into_body()
-            .collect()
-            .await
-            .map_err(lost)?
-            .to_bytes())
+        let request = Outgoing {
+            method,
+            path,
+            accept: "*/*",
+            content: JSON,
+            body,
+            is_streamed: false,
+        };
+        body::read(self.send(request).await?).await
     }
 
     /// Streams the response's body.
@@ -270,8 +288,16 @@ impl Api {
         path: &str,
         accept: &str,
     ) -> Result<impl Stream<Item = Result<Bytes>> + use<>> {
-        let response = self.send(Method::GET, path, accept, "", Vec::new()).await?;
-        Ok(response.into_body().into_data_stream().map_err(lost))
+        let request = Outgoing {
+            method: Method::GET,
+            path,
+            accept,
+            content: "",
+            body: Vec::new(),
+            is_streamed: true,
+        };
+        let response = self.send(request).await?;
+        Ok(response.into_body().into_data_stream().map_err(body::lost))
     }
 
     /// The request timeout, if set by a flag.
@@ -297,26 +323,22 @@ impl Api {
         content: &str,
         body: Vec<u8>,
     ) -> Result<Value> {
-        let response = self.send(method, path, accept, content, body).await?;
-        let bytes = response
-            .into_body()
-            .collect()
-            .await
-            .map_err(lost)?
-            .to_bytes();
+        let request = Outgoing {
+            method,
+            path,
+            accept,
+            content,
+            body,
+            is_streamed: false,
+        };
+        let bytes = body::read(self.send(request).await?).await?;
         request_log::print_body(self.options.verbosity, "Response Body", &bytes);
         serde_json::from_slice(&bytes).context("the server's answer is not JSON")
     }
 
-    async fn send(
-        &self,
-        method: Method,
-        path: &str,
-        accept: &str,
-        content: &str,
-        body: Vec<u8>,
-    ) -> Result<Response<Body>> {
-        let mut path = path.to_owned();
+    async fn send(&self, outgoing: Outgoing<'_>) -> Result<Response<Body>> {
+        let Outgoing { method, body, .. } = outgoing;
+        let mut path = outgoing.path.to_owned();
         if let Some(timeout) = self.options.timeout {
             path = with_query(&path, &[("timeout", format!("{}s", timeout.as_secs_f64()))]);
         }
@@ -325,9 +347,12 @@ impl Api {
             .uri(&path)
             .header(header::USER_AGENT, AGENT)
             .header("Kubectl-Command", &self.options.command)
-            .header(header::ACCEPT, accept);
-        if !content.is_empty() {
-            request = request.header(header::CONTENT_TYPE, content);
+            .header(header::ACCEPT, outgoing.accept);
+        if !outgoing.content.is_empty() {
+            request = request.header(header::CONTENT_TYPE, outgoing.content);
+        }
+        if self.options.compression && !outgoing.is_streamed {
+            request = request.header(header::ACCEPT_ENCODING, "gzip");
         }
         let verbosity = self.options.verbosity;
         request_log::print_body(verbosity, "Request Body", &body);
@@ -361,12 +386,7 @@ impl Api {
             return Ok(response);
         }
         let code = response.status();
-        let bytes = response
-            .into_body()
-            .collect()
-            .await
-            .map_err(lost)?
-            .to_bytes();
+        let bytes = body::read(response).await?;
         request_log::print_body(self.options.verbosity, "Response Body", &bytes);
         Err(ServerError(status(code, &bytes)).into())
     }
@@ -432,10 +452,6 @@ pub(crate) fn status(code: StatusCode, bytes: &[u8]) -> Status {
                 text => Status::failure(code.as_u16(), &reason, text),
             }
         })
-}
-
-fn lost(error: impl std::fmt::Display) -> anyhow::Error {
-    anyhow!("connection to the API server was lost: {error}")
 }
 
 /// Splits a stream of bytes into lines.

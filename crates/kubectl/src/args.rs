@@ -60,8 +60,6 @@ pub(crate) struct Global {
     #[arg(long, global = true, hide = true, value_name = "NAME")]
     pub context: Option<String>,
     /// Opt out of response compression for all requests
-    // Compressed responses are never requested.
-    #[allow(dead_code)]
     #[arg(long, global = true, hide = true)]
     pub disable_compression: bool,
     /// Do not check the server's certificate
@@ -129,8 +127,6 @@ pub(crate) struct Global {
     )]
     pub log_flush_frequency: String,
     /// Log levels of single source files, as PATTERN=N,…
-    // One level is for all.
-    #[allow(dead_code)]
     #[arg(long, global = true, hide = true, value_name = "PATTERN=N,…", value_parser = vmodule)]
     pub vmodule: Option<String>,
     /// Name of profile to capture; only none is there
@@ -213,6 +209,19 @@ impl Global {
             }
         }
         self
+    }
+
+    /// The log level of requests: that of `-v`, or a higher one of `--vmodule` for the file that
+    /// logs them in upstream's kubectl.
+    pub(crate) fn request_log_level(&self) -> u8 {
+        let rules = self.vmodule.iter().flat_map(|rules| rules.split(','));
+        let levels = rules.filter_map(|rule| {
+            let (pattern, level) = rule.split_once('=')?;
+            let level = level.parse::<i32>().ok()?;
+            crate::glob::matches(pattern, "round_trippers").then_some(level)
+        });
+        let level = levels.fold(self.v, i32::max).max(0);
+        u8::try_from(level).unwrap_or(u8::MAX)
     }
 
     /// There is no profiler to write a profile with.
@@ -404,6 +413,30 @@ impl Default for Validate {
     fn default() -> Self {
         Self {
             validate: "strict".to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vmodule_raises_the_log_level_of_requests() {
+        for (v, vmodule, expected) in [
+            (0, "", 0),
+            (6, "other=9", 6),
+            (0, "round_trippers=8", 8),
+            (7, "a=1,round*=6", 7),
+            (-1, "round_trippers=-3", 0),
+        ] {
+            let vmodule = Some(vmodule.to_owned());
+            let global = Global {
+                v,
+                vmodule,
+                ..Global::default()
+            };
+            assert_eq!(global.request_log_level(), expected);
         }
     }
 }

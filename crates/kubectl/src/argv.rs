@@ -4,10 +4,12 @@
 use std::{ffi::OsString, process::ExitCode};
 
 use clap::{
-    Arg, ArgAction, ArgMatches, Command, CommandFactory, builder::ValueParser, error::ErrorKind,
+    Arg, ArgAction, ArgMatches, Command, CommandFactory,
+    builder::ValueParser,
+    error::{ContextKind, ContextValue, ErrorKind},
 };
 
-use crate::{args::Cli, commands, duration};
+use crate::{args::Cli, commands, duration, record};
 
 /// Replaces underscores in flag names by dashes, up to `--`.
 pub(crate) fn normal(args: Vec<OsString>) -> Vec<String> {
@@ -53,7 +55,7 @@ pub(crate) fn normal(args: Vec<OsString>) -> Vec<String> {
 
 /// The commands, whose flags are parsed as by Go's pflag.
 pub(crate) fn command() -> Command {
-    let root = as_pflag(Cli::command());
+    let root = as_pflag(record::with_flag(Cli::command()));
     let help = commands::help(&root);
     root.help_template(help)
 }
@@ -150,147 +152,197 @@ pub(crate) fn path(matches: &ArgMatches) -> String {
 
 /// Reports invalid input, as kubectl does.
 pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
-    use clap::error::{ContextKind, ContextValue};
-    let context = |kind: ContextKind| match error.get(kind) {
-        Some(ContextValue::String(text)) => text.clone(),
-        Some(ContextValue::Strings(texts)) => texts.join(" "),
-        _ => String::new(),
-    };
-    let path = called(words);
-    // 1 of `diff` means that there is a difference.
-    let (see, failure) = match path.as_str() {
-        "kubectl diff" => (
-            format!("See '{path} -h' for help and examples"),
-            ExitCode::from(2),
-        ),
-        _ => (format!("See '{path} --help' for usage."), ExitCode::FAILURE),
-    };
+    let mistake = Mistake::new(error, words);
+    let is_help_shown = mistake.path == "kubectl certificate";
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             print!("{}", with_shown_names(error.render().to_string()));
             return ExitCode::SUCCESS;
         }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand if path == "kubectl certificate" => {
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand if is_help_shown => {
             print!("{}", error.render());
             return ExitCode::SUCCESS;
         }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => eprint!("{}", error.render()),
         ErrorKind::MissingSubcommand => {
-            let mut command = command();
-            let _ = command.print_help();
+            let _ = command().print_help();
             return ExitCode::SUCCESS;
         }
-        ErrorKind::UnknownArgument => {
-            let given = context(ContextKind::InvalidArg);
-            match given.strip_prefix('-') {
-                // Before a command's name it could be a flag of a plugin.
-                Some(_) if words.get(1).is_some_and(|first| *first == given) => {
-                    eprintln!("Error: flags cannot be placed before plugin name: {given}");
-                }
-                Some("-") => {
-                    let word = word_of(words, &given);
-                    eprintln!("error: bad flag syntax: {word}\n{see}");
-                }
-                Some(rest) if rest.starts_with('-') => {
-                    let name = given.split('=').next().unwrap_or(&given);
-                    eprintln!("error: unknown flag: {name}\n{see}");
-                }
-                Some(rest) => {
-                    let letter = rest.chars().next().unwrap_or_default();
-                    let word = word_of(words, &given);
-                    eprintln!("error: unknown shorthand flag: '{letter}' in {word}\n{see}");
-                }
-                None => eprintln!("error: {}", unexpected(&path, &given)),
-            }
-        }
-        ErrorKind::InvalidSubcommand => {
-            let given = context(ContextKind::InvalidSubcommand);
-            eprintln!("error: {}", unexpected(&path, &given));
-            if path != "kubectl" {
-                return ExitCode::FAILURE;
-            }
-            let near = suggestions(&given);
-            if !near.is_empty() {
-                eprintln!("\nDid you mean this?");
-                near.iter().for_each(|name| eprintln!("\t{name}"));
-            }
-        }
-        ErrorKind::InvalidValue | ErrorKind::ValueValidation
-            if !context(ContextKind::InvalidValue).is_empty() =>
-        {
-            let (flag, value) = (
-                context(ContextKind::InvalidArg),
-                context(ContextKind::InvalidValue),
-            );
-            let flag = flag
-                .split(['=', ' ', '['])
-                .next()
-                .unwrap_or(&flag)
-                .to_owned();
-            let name = flag_name(&command(), &path, &flag);
-            let why = reason(error);
-            eprintln!("error: invalid argument {value:?} for {name:?} flag{why}\n{see}");
-        }
-        ErrorKind::InvalidValue => {
-            let flag = context(ContextKind::InvalidArg);
-            let flag = flag.split(['=', ' ']).next().unwrap_or(&flag).to_owned();
-            let short = words.last().and_then(|word| word.strip_prefix('-'));
-            match short.filter(|letters| !letters.starts_with('-')) {
-                Some(letters) => {
-                    let letter = letters.chars().last().unwrap_or_default();
-                    eprintln!("error: flag needs an argument: '{letter}' in -{letters}\n{see}");
-                }
-                None => eprintln!("error: flag needs an argument: {flag}\n{see}"),
-            }
-        }
-        ErrorKind::MissingRequiredArgument => {
-            let missing = context(ContextKind::InvalidArg);
-            let hint = format!("See '{path} -h' for help and examples");
-            match path.as_str() {
-                "kubectl attach" => eprintln!("error: at least 1 argument is required for attach"),
-                "kubectl cp" => eprintln!("error: source and destination are required"),
-                "kubectl port-forward" => eprintln!(
-                    "error: TYPE/NAME and list of ports are required for port-forward\n{hint}"
-                ),
-                "kubectl certificate approve" | "kubectl certificate deny" => {
-                    eprintln!(
-                        "error: one or more CSRs must be specified as <name> or -f <filename>"
-                    );
-                }
-                "kubectl create deployment" => {
-                    eprintln!("error: required flag(s) \"image\" not set");
-                }
-                "kubectl create service externalname" => {
-                    eprintln!("error: required flag(s) \"external-name\" not set");
-                }
-                "kubectl create cronjob" => {
-                    eprintln!("error: required flag(s) \"image\", \"schedule\" not set");
-                }
-                "kubectl create clusterrolebinding" => {
-                    eprintln!("error: required flag(s) \"clusterrole\" not set");
-                }
-                "kubectl config delete-user" => {
-                    eprintln!("error: user to delete is required\n{hint}");
-                }
-                create if create.starts_with("kubectl create ") && missing == "<NAME>" => {
-                    eprintln!("error: exactly one NAME is required, got 0\n{hint}");
-                }
-                _ => eprintln!("error: required arguments are missing: {missing}\n{see}"),
-            }
-        }
-        _ => {
-            let text = error.render().to_string();
-            let first = text.lines().next().unwrap_or_default();
-            eprintln!("{first}\n{see}");
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => eprint!("{}", error.render()),
+        _ => eprintln!("{}", mistake.message()),
+    }
+    mistake.exit_code()
+}
+
+/// Invalid input.
+struct Mistake<'a> {
+    error: &'a clap::Error,
+    words: &'a [String],
+    /// `kubectl create deployment`, the command that was called.
+    path: String,
+}
+
+impl<'a> Mistake<'a> {
+    fn new(error: &'a clap::Error, words: &'a [String]) -> Self {
+        Self {
+            error,
+            words,
+            path: called(words),
         }
     }
-    failure
+
+    fn context(&self, kind: ContextKind) -> String {
+        match self.error.get(kind) {
+            Some(ContextValue::String(text)) => text.clone(),
+            Some(ContextValue::Strings(texts)) => texts.join(" "),
+            _ => String::new(),
+        }
+    }
+
+    /// 1 of `diff` means that there is a difference.
+    fn exit_code(&self) -> ExitCode {
+        match self.path.as_str() {
+            "kubectl diff" => ExitCode::from(2),
+            _ => ExitCode::FAILURE,
+        }
+    }
+
+    /// The line after the error.
+    fn see(&self) -> String {
+        match self.path.as_str() {
+            "kubectl diff" => self.see_examples(),
+            path => format!("See '{path} --help' for usage."),
+        }
+    }
+
+    fn see_examples(&self) -> String {
+        format!("See '{} -h' for help and examples", self.path)
+    }
+
+    fn message(&self) -> String {
+        let see = self.see();
+        match self.error.kind() {
+            ErrorKind::UnknownArgument => self.unknown_argument(),
+            ErrorKind::InvalidSubcommand => self.unknown_command(),
+            ErrorKind::InvalidValue | ErrorKind::ValueValidation
+                if !self.context(ContextKind::InvalidValue).is_empty() =>
+            {
+                let value = self.context(ContextKind::InvalidValue);
+                let name = flag_name(&command(), &self.path, &self.flag());
+                let why = reason(self.error);
+                format!("error: invalid argument {value:?} for {name:?} flag{why}\n{see}")
+            }
+            ErrorKind::InvalidValue => self.missing_value(),
+            ErrorKind::MissingRequiredArgument => self.missing_argument(),
+            _ => {
+                let text = self.error.render().to_string();
+                let first = text.lines().next().unwrap_or_default();
+                format!("{first}\n{see}")
+            }
+        }
+    }
+
+    /// The flag whose value is invalid.
+    fn flag(&self) -> String {
+        let flag = self.context(ContextKind::InvalidArg);
+        let name = flag.split(['=', ' ', '[']).next();
+        name.unwrap_or(&flag).to_owned()
+    }
+
+    fn unknown_argument(&self) -> String {
+        let given = self.context(ContextKind::InvalidArg);
+        let see = self.see();
+        match given.strip_prefix('-') {
+            // Before a command's name it could be a flag of a plugin.
+            Some(_) if self.words.get(1).is_some_and(|first| *first == given) => {
+                format!("Error: flags cannot be placed before plugin name: {given}")
+            }
+            Some("-") => {
+                let word = word_of(self.words, &given);
+                format!("error: bad flag syntax: {word}\n{see}")
+            }
+            Some(rest) if rest.starts_with('-') => {
+                let name = given.split('=').next().unwrap_or(&given);
+                format!("error: unknown flag: {name}\n{see}")
+            }
+            Some(rest) => {
+                let letter = rest.chars().next().unwrap_or_default();
+                let word = word_of(self.words, &given);
+                format!("error: unknown shorthand flag: '{letter}' in {word}\n{see}")
+            }
+            None => format!("error: {}", unexpected(&self.path, &given)),
+        }
+    }
+
+    fn unknown_command(&self) -> String {
+        let given = self.context(ContextKind::InvalidSubcommand);
+        let mut message = format!("error: {}", unexpected(&self.path, &given));
+        let near = match self.path.as_str() {
+            "kubectl" => suggestions(&given),
+            _ => Vec::new(),
+        };
+        if !near.is_empty() {
+            message.push_str("\n\nDid you mean this?");
+            for name in near {
+                message.push_str(&format!("\n\t{name}"));
+            }
+        }
+        message
+    }
+
+    fn missing_value(&self) -> String {
+        let see = self.see();
+        let short = self.words.last().and_then(|word| word.strip_prefix('-'));
+        match short.filter(|letters| !letters.starts_with('-')) {
+            Some(letters) => {
+                let letter = letters.chars().last().unwrap_or_default();
+                format!("error: flag needs an argument: '{letter}' in -{letters}\n{see}")
+            }
+            None => format!("error: flag needs an argument: {}\n{see}", self.flag()),
+        }
+    }
+
+    fn missing_argument(&self) -> String {
+        let missing = self.context(ContextKind::InvalidArg);
+        let hint = self.see_examples();
+        match self.path.as_str() {
+            "kubectl attach" => "error: at least 1 argument is required for attach".to_owned(),
+            "kubectl cp" => "error: source and destination are required".to_owned(),
+            "kubectl port-forward" => {
+                format!("error: TYPE/NAME and list of ports are required for port-forward\n{hint}")
+            }
+            "kubectl certificate approve" | "kubectl certificate deny" => {
+                "error: one or more CSRs must be specified as <name> or -f <filename>".to_owned()
+            }
+            "kubectl create deployment" => required(&["image"]),
+            "kubectl create service externalname" => required(&["external-name"]),
+            "kubectl create cronjob" => required(&["image", "schedule"]),
+            "kubectl create clusterrolebinding" => required(&["clusterrole"]),
+            "kubectl config delete-user" => format!("error: user to delete is required\n{hint}"),
+            create if create.starts_with("kubectl create ") && missing == "<NAME>" => {
+                format!("error: exactly one NAME is required, got 0\n{hint}")
+            }
+            _ => format!(
+                "error: required arguments are missing: {missing}\n{}",
+                self.see()
+            ),
+        }
+    }
+}
+
+/// The error for flags that must be given.
+fn required(flags: &[&str]) -> String {
+    let quoted: Vec<String> = flags.iter().map(|flag| format!("{flag:?}")).collect();
+    format!("error: required flag(s) {} not set", quoted.join(", "))
 }
 
 /// The word of the command line that a flag stands in, with its value.
 fn word_of<'a>(words: &'a [String], flag: &'a str) -> &'a str {
-    let prefix = format!("{flag}=");
-    let word = words.iter().find(|word| word.starts_with(&prefix));
+    let is_short = !flag.starts_with("--");
+    let is_meant = |word: &&String| match word.strip_prefix(flag) {
+        Some(rest) => rest.starts_with('=') || is_short && !rest.is_empty(),
+        None => false,
+    };
+    let word = words.iter().find(is_meant);
     word.map_or(flag, String::as_str)
 }
 

@@ -7,6 +7,7 @@
 mod api;
 mod args;
 mod argv;
+mod body;
 mod commands;
 mod detach;
 mod discovery;
@@ -22,6 +23,7 @@ mod kustomize;
 mod manifest;
 mod merge;
 mod output;
+mod record;
 pub mod reference;
 mod request_log;
 mod resources;
@@ -49,12 +51,16 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
     if let Some(code) = commands::plugin::dispatch(&words) {
         return code;
     }
-    let parsed = argv::command().try_get_matches_from(&words);
+    let mut root = argv::command();
+    let parsed = root.try_get_matches_from_mut(&words);
     let cli = parsed.and_then(|matches| {
-        let path = argv::path(&matches);
-        args::Cli::from_arg_matches(&matches).map(|cli| (cli, path))
+        let invocation = commands::Invocation {
+            path: argv::path(&matches),
+            change_cause: record::change_cause(&root, &matches, &words),
+        };
+        args::Cli::from_arg_matches(&matches).map(|cli| (cli, invocation))
     });
-    let (cli, path) = match cli {
+    let (cli, invocation) = match cli {
         Ok(cli) => cli,
         Err(error) => return argv::report(&error, &words),
     };
@@ -65,7 +71,7 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return error::report(&error.into()),
     };
-    let code = match runtime.block_on(commands::run(cli, &path)) {
+    let code = match runtime.block_on(commands::run(cli, invocation)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => error::report(&error),
     };

@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
+use serde_json::Value;
 
 use crate::{
-    api::{Api, ApiOptions},
+    api::{Api, ApiOptions, PatchType, Query},
     args::Global,
     discovery::Discovery,
     kubeconfig::{self, connection::Connection},
+    record,
 };
 
 /// Everything that a command needs for requests.
@@ -20,6 +22,8 @@ pub(crate) struct Session {
     /// Whether `-n` was given: objects of other namespaces are rejected.
     pub namespace_given: bool,
     pub connection: Connection,
+    /// The command line that objects are annotated with (`--record`).
+    pub change_cause: Option<String>,
 }
 
 impl Session {
@@ -36,8 +40,9 @@ impl Session {
             field_manager: field_manager.to_owned(),
             command: command.to_owned(),
             server: connection.server.clone(),
-            verbosity: u8::try_from(global.v.max(0)).unwrap_or(u8::MAX),
+            verbosity: global.request_log_level(),
             timeout: timeout(&global.request_timeout)?,
+            compression: !global.disable_compression,
         };
         let api = Api::new(connection.client(false)?, options);
         let discovery = Discovery::new(
@@ -50,7 +55,27 @@ impl Session {
             namespace,
             namespace_given,
             connection,
+            change_cause: None,
         })
+    }
+
+    /// Annotates an object, or a merge patch of one, with the command that changes it (`--record`).
+    pub(crate) fn record(&self, object: &mut Value) {
+        if let Some(cause) = &self.change_cause {
+            record::annotate(object, cause);
+        }
+    }
+
+    /// The same for an object whose change was sent already: sends a patch.
+    pub(crate) async fn record_afterwards(&self, path: &str, query: &Query) -> Result<()> {
+        if self.change_cause.is_some() {
+            let mut patch = Value::default();
+            self.record(&mut patch);
+            self.api
+                .patch(path, PatchType::Merge, &patch, query)
+                .await?;
+        }
+        Ok(())
     }
 
     /// A client whose connections can be upgraded.

@@ -177,6 +177,7 @@ impl Edit {
                 report.print(object, "skipped")?;
                 continue;
             }
+            session.record(&mut wanted);
             match self.patch(session, target, object, &wanted).await {
                 Ok(after) => report.print(&after, "edited")?,
                 Err(error) => outcome.add(target, error)?,

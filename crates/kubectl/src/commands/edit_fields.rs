@@ -148,7 +148,8 @@ impl EditFields {
             }
         }
         let deed = self.deed(field, &before, changes);
-        let patch = self.patch(field, changes);
+        let mut patch = self.patch(field, changes);
+        session.record(&mut patch);
         if dry_run.is_client() {
             return report.print(&merge::apply(&before, PatchType::Merge, &patch)?, deed);
         }

@@ -156,7 +156,7 @@ pub(crate) enum Command {
     /// Print the client and server version information
     Version(version::Version),
     /// Print completions of a command line; called by shells
-    #[command(name = "__complete", hide = true)]
+    #[command(name = "__complete", alias = "__completeNoDesc", hide = true)]
     Complete(completion::Complete),
 }
 
@@ -261,8 +261,16 @@ impl Command {
     }
 }
 
-/// Runs the command; `path` is its name.
-pub(crate) async fn run(cli: Cli, path: &str) -> Result<()> {
+/// How a command was called.
+pub(crate) struct Invocation {
+    /// `create deployment`, its name.
+    pub path: String,
+    /// The command line, if objects are to be annotated with it (`--record`).
+    pub change_cause: Option<String>,
+}
+
+/// Runs the command.
+pub(crate) async fn run(cli: Cli, invocation: Invocation) -> Result<()> {
     let Cli { global, command } = cli;
     let global = global.without_empty_values();
     global.check_profile()?;
@@ -279,7 +287,9 @@ pub(crate) async fn run(cli: Cli, path: &str) -> Result<()> {
         Command::Version(command) if command.is_client_only() => return command.print(None),
         command => command,
     };
-    let session = Session::open(&global, command.field_manager(), &format!("kubectl {path}"))?;
+    let path = format!("kubectl {}", invocation.path);
+    let mut session = Session::open(&global, command.field_manager(), &path)?;
+    session.change_cause = invocation.change_cause;
     if global.match_server_version {
         version::require_match(&session).await?;
     }

@@ -102,7 +102,10 @@ impl Patch {
                 true => merge::apply(&before, kind, &patch)?,
                 false => {
                     let patched = session.api.patch(&path, kind, &patch, &query).await;
-                    patched.map_err(|error| unsupported(error, kind, &target.resource))?
+                    let patched =
+                        patched.map_err(|error| unsupported(error, kind, &target.resource))?;
+                    session.record_afterwards(&path, &query).await?;
+                    patched
                 }
             };
             match before == patched && !report.prints_objects() {

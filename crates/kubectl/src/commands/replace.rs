@@ -89,11 +89,12 @@ impl Replace {
         Ok(query)
     }
 
-    fn wanted(&self, target: &Target) -> serde_json::Value {
+    fn wanted(&self, session: &Session, target: &Target) -> serde_json::Value {
         let mut object = target.manifest.clone().unwrap_or_default();
         if self.save_config || !object["metadata"]["annotations"][LAST_APPLIED].is_null() {
             annotate(&mut object);
         }
+        session.record(&mut object);
         object
     }
 
@@ -104,7 +105,7 @@ impl Replace {
         dry_run: DryRunMode,
         report: &Report,
     ) -> Result<()> {
-        let mut object = self.wanted(target);
+        let mut object = self.wanted(session, target);
         if dry_run.is_client() {
             return report.print(&object, "replaced");
         }
@@ -157,7 +158,7 @@ impl Replace {
         }
         self.how.until_gone(session, &deleted).await?;
         for target in &targets {
-            let mut object = self.wanted(target);
+            let mut object = self.wanted(session, target);
             if let Some(metadata) = object
                 .pointer_mut("/metadata")
                 .and_then(serde_json::Value::as_object_mut)

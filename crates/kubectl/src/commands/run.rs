@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use futures::StreamExt;
 use serde_json::{Value, json};
 
 use crate::{
@@ -336,15 +337,11 @@ impl Run {
 
     async fn print_log(&self, session: &Session, target: &resources::Target) -> Result<()> {
         use std::io::Write;
-        let bytes = session
-            .api
-            .raw(
-                http::Method::GET,
-                &format!("{}/log", target.path()),
-                Vec::new(),
-            )
-            .await?;
-        std::io::stdout().write_all(&bytes)?;
+        let path = format!("{}/log", target.path());
+        let mut log = Box::pin(session.api.stream(&path, "*/*").await?);
+        while let Some(bytes) = log.next().await {
+            std::io::stdout().write_all(&bytes?)?;
+        }
         Ok(())
     }
 

@@ -89,6 +89,7 @@ impl Scale {
                 .api
                 .patch(&path, PatchType::Merge, &patch, &query)
                 .await?;
+            session.record_afterwards(&target.path(), &query).await?;
         }
         object["spec"]["replicas"] = json!(self.replicas.unwrap_or(0));
         let timeout = crate::duration::parse(&self.timeout)?;

@@ -259,6 +259,7 @@ impl Apply {
             return self.on_the_server(session, target).await;
         }
         let mut wanted = target.manifest.clone().unwrap_or_default();
+        session.record(&mut wanted);
         annotate(&mut wanted);
         for attempt in 0.. {
             let found = session.api.find(&target.path()).await;

@@ -21,7 +21,8 @@ impl Apply {
         let manager = self.field_manager.as_deref().unwrap_or("kubectl");
         let mut query = self.query(manager)?;
         query.push(("force", self.force_conflicts.to_string()));
-        let object = target.manifest.clone().unwrap_or_default();
+        let mut object = target.manifest.clone().unwrap_or_default();
+        session.record(&mut object);
         let path = match self.subresource.as_str() {
             "" => target.path(),
             subresource => format!("{}/{subresource}", target.path()),

@@ -211,6 +211,7 @@ impl Common {
         if self.save_config {
             annotate(&mut object);
         }
+        session.record(&mut object);
         if self.dry_run.mode()?.is_client() {
             return report.print(&object, "created");
         }
@@ -305,10 +306,11 @@ impl Generator {
 /// Creates an object of another command, such as the service of `expose`.
 pub(super) async fn create_object(
     session: &Session,
-    object: Value,
+    mut object: Value,
     query: &Query,
     dry_run: crate::args::DryRunMode,
 ) -> Result<Value> {
+    session.record(&mut object);
     let (version, kind) = (str_of(&object["apiVersion"]), str_of(&object["kind"]));
     if dry_run.is_client() {
         return Ok(object);

@@ -12,6 +12,7 @@ use crate::{
     json::{list, str_of},
     merge,
     output::{PrintFlags, Printer, tabwriter::Tabwriter},
+    record::CHANGE_CAUSE,
     resources::Target,
     session::Session,
 };
@@ -21,7 +22,6 @@ use super::{
     REVISION, RolloutTargets,
 };
 
-const CAUSE: &str = "kubernetes.io/change-cause";
 /// Annotations of a deployment that `undo` does not take from a ReplicaSet.
 const OWN_ANNOTATIONS: [&str; 6] = [
     LAST_APPLIED,
@@ -136,7 +136,7 @@ fn revision(object: &Value, keeper: Value) -> Result<Option<Revision>> {
             (number, merged["spec"]["template"].clone())
         }
     };
-    let cause = str_of(&keeper["metadata"]["annotations"][CAUSE]).to_owned();
+    let cause = str_of(&keeper["metadata"]["annotations"][CHANGE_CAUSE]).to_owned();
     Ok(Some(Revision {
         number,
         cause,
@@ -191,7 +191,7 @@ impl History {
         let found = revisions.iter().find(wanted).context(NO_SUCH_REVISION)?;
         let mut template = found.template.clone();
         if target.resource.kind == "Deployment" && !found.cause.is_empty() {
-            template["metadata"]["annotations"][CAUSE] = json!(found.cause);
+            template["metadata"]["annotations"][CHANGE_CAUSE] = json!(found.cause);
         }
         println!("{heading}\n{}", describe::pod_template(&template));
         Ok(())
@@ -216,7 +216,7 @@ fn overview(revisions: &[Revision]) -> String {
     if revisions.is_empty() {
         return NO_HISTORY.to_owned();
     }
-    let mut lines = String::from("REVISION\tCHANGE-CAUSE\n");
+    let mut lines = String::from("REVISION\tCHANGE-CHANGE_CAUSE\n");
     for revision in revisions {
         let cause = match revision.cause.as_str() {
             "" => "<none>",

@@ -173,6 +173,7 @@ impl Common {
         if !change(&mut after)? {
             return Ok(None);
         }
+        session.record(&mut after);
         let Some(target) = target.filter(|_| !dry_run.is_client()) else {
             return Ok(Some(after));
         };

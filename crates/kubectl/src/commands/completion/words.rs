@@ -1,0 +1,318 @@
+//! What the words before the cursor ask for, without asking the cluster.
+
+use clap::{Arg, Command, CommandFactory};
+
+use crate::args::Cli;
+
+/// What the last word may be.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// One of these, with descriptions behind tabs.
+    Given(Vec<String>),
+    /// A type (any, if none are given), or the name of an object.
+    Objects {
+        types: &'static [&'static str],
+        is_repeated: bool,
+    },
+    /// A pod or `TYPE/NAME` first, then this.
+    Pod(ThenWanted),
+    /// The name of one object of a type.
+    Name(&'static str),
+    /// A container of the pod in the first argument.
+    Container,
+    Context,
+    Cluster,
+    User,
+    /// The name of a file, which the shell knows.
+    File,
+    Nothing,
+}
+
+/// What follows a pod.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum ThenWanted {
+    Nothing,
+    Container,
+    Port,
+}
+
+/// The words before the cursor, taken apart.
+#[derive(Debug)]
+pub(super) struct Words {
+    pub wanted: Wanted,
+    /// The word that is being typed.
+    pub typed: String,
+    /// A part of it that is not completed, such as `--output=`.
+    pub prefix: String,
+    /// The arguments before, without the names of commands.
+    pub arguments: Vec<String>,
+    pub namespace: Option<String>,
+    pub context: Option<String>,
+}
+
+const ROLLOUTS: &[&str] = &["deployment", "daemonset", "statefulset"];
+const SCALABLE: &[&str] = &[
+    "deployment",
+    "replicaset",
+    "replicationcontroller",
+    "statefulset",
+];
+const WITH_IMAGES: &[&str] = &[
+    "daemonsets",
+    "deployments",
+    "pods",
+    "cronjobs",
+    "replicasets",
+    "replicationcontrollers",
+    "statefulsets",
+];
+const EXPOSED: &[&str] = &[
+    "pod",
+    "service",
+    "replicationcontroller",
+    "deployment",
+    "replicaset",
+];
+const FORMATS: &[&str] = &[
+    "custom-columns",
+    "custom-columns-file",
+    "go-template",
+    "go-template-file",
+    "json",
+    "jsonpath",
+    "jsonpath-as-json",
+    "jsonpath-file",
+    "kyaml",
+    "name",
+    "template",
+    "templatefile",
+    "wide",
+    "yaml",
+];
+
+/// Takes the words apart.
+pub(super) fn parse(words: &[String]) -> Words {
+    let root = Cli::command();
+    let mut parsed = Words {
+        wanted: Wanted::Nothing,
+        typed: String::new(),
+        prefix: String::new(),
+        arguments: Vec::new(),
+        namespace: None,
+        context: None,
+    };
+    let Some((typed, before)) = words.split_last() else {
+        return parsed;
+    };
+    parsed.typed = typed.clone();
+    let mut command = &root;
+    let mut path: Vec<&str> = Vec::new();
+    let mut before = before.iter();
+    let mut pending = None;
+    while let Some(word) = before.next() {
+        if let Some((name, given)) = as_flag(word) {
+            let argument = argument(&root, command, name);
+            let value = match given {
+                Some(value) => Some(value.to_owned()),
+                None if argument.is_some_and(takes_value) => {
+                    let next = before.next().cloned();
+                    if next.is_none() {
+                        pending = argument;
+                    }
+                    next
+                }
+                None => None,
+            };
+            match argument.and_then(Arg::get_long) {
+                Some("namespace") => parsed.namespace = value,
+                Some("context") => parsed.context = value,
+                _ => {}
+            }
+        } else if let Some(next) = command.find_subcommand(word) {
+            command = next;
+            path.push(next.get_name());
+        } else {
+            parsed.arguments.push(word.clone());
+        }
+    }
+    let inline = as_flag(typed).and_then(|(name, value)| Some((name, value?)));
+    if let Some((name, value)) = inline {
+        pending = argument(&root, command, name);
+        parsed.prefix = typed[..typed.len() - value.len()].to_owned();
+        parsed.typed = value.to_owned();
+    }
+    parsed.wanted = match pending {
+        Some(argument) => of_flag(argument),
+        None if inline.is_some() => Wanted::Nothing,
+        None if typed.starts_with('-') => Wanted::Given(flags(&root, command)),
+        None => of_argument(command, &path, &parsed.arguments),
+    };
+    parsed
+}
+
+/// The name and the value of `--name=value`, `--name` or `-n`.
+fn as_flag(word: &str) -> Option<(&str, Option<&str>)> {
+    let name = word.strip_prefix("--").or(word.strip_prefix('-'))?;
+    Some(match name.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (name, None),
+    })
+}
+
+fn argument<'a>(root: &'a Command, command: &'a Command, name: &str) -> Option<&'a Arg> {
+    let letter = (name.chars().count() == 1).then(|| name.chars().next());
+    let is_it = |argument: &&Arg| {
+        argument.get_long() == Some(name)
+            || letter.is_some_and(|letter| argument.get_short() == letter)
+    };
+    let mut arguments = command.get_arguments().chain(root.get_arguments());
+    arguments.find(is_it)
+}
+
+fn takes_value(argument: &Arg) -> bool {
+    argument.get_action().takes_values() && !argument.is_require_equals_set()
+}
+
+fn given(words: &[&str]) -> Wanted {
+    Wanted::Given(words.iter().map(|&word| word.to_owned()).collect())
+}
+
+fn of_flag(argument: &Arg) -> Wanted {
+    match argument.get_long().unwrap_or_default() {
+        "namespace" => Wanted::Name("namespaces"),
+        "context" => Wanted::Context,
+        "cluster" => Wanted::Cluster,
+        "user" => Wanted::User,
+        "clusterrole" => Wanted::Name("clusterroles"),
+        "container" => Wanted::Container,
+        "output" => given(FORMATS),
+        "dry-run" => given(&["none", "client", "server"]),
+        "subresource" => given(&["status", "scale", "resize"]),
+        _ => Wanted::File,
+    }
+}
+
+fn of_argument(command: &Command, path: &[&str], arguments: &[String]) -> Wanted {
+    let subcommands = subcommands(command);
+    if !subcommands.is_empty() && arguments.is_empty() {
+        return Wanted::Given(subcommands);
+    }
+    let objects = |types, is_repeated| Wanted::Objects { types, is_repeated };
+    match *path {
+        [
+            "config",
+            "use-context" | "delete-context" | "rename-context" | "set-context",
+        ] => Wanted::Context,
+        ["config", "get-contexts"] => Wanted::Context,
+        ["config", "delete-cluster" | "set-cluster"] => Wanted::Cluster,
+        ["config", "delete-user" | "set-credentials"] => Wanted::User,
+        ["completion"] => given(&["bash", "zsh", "fish", "powershell"]),
+        ["top", "pod"] => Wanted::Name("pods"),
+        ["top", "node"] | ["drain" | "cordon" | "uncordon"] => Wanted::Name("nodes"),
+        ["create", "token"] => Wanted::Name("serviceaccounts"),
+        ["certificate", _] => Wanted::Name("certificatesigningrequests"),
+        ["logs"] => Wanted::Pod(ThenWanted::Container),
+        ["exec" | "attach"] => Wanted::Pod(ThenWanted::Nothing),
+        ["port-forward"] => Wanted::Pod(ThenWanted::Port),
+        ["rollout", "pause" | "resume"] => objects(&["deployment"], true),
+        ["rollout", "status"] => objects(ROLLOUTS, false),
+        ["rollout", _] => objects(ROLLOUTS, true),
+        ["scale" | "autoscale"] => objects(SCALABLE, true),
+        ["set", "image"] => objects(WITH_IMAGES, false),
+        ["expose"] => objects(EXPOSED, true),
+        ["taint"] => objects(&["node"], true),
+        ["apply", "edit-last-applied" | "view-last-applied"] | ["set", _] => objects(&[], true),
+        ["explain"] if !arguments.is_empty() => Wanted::Nothing,
+        [
+            "annotate" | "debug" | "delete" | "describe" | "edit" | "explain" | "get" | "label"
+            | "patch" | "wait",
+        ] => objects(&[], true),
+        ["cp" | "kustomize"] => Wanted::File,
+        _ => Wanted::Nothing,
+    }
+}
+
+/// The subcommands in the order of their names.
+fn subcommands(command: &Command) -> Vec<String> {
+    let shown = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+    let mut lines: Vec<String> = shown
+        .map(|sub| match sub.get_about() {
+            Some(about) => format!("{}\t{about}", sub.get_name()),
+            None => sub.get_name().to_owned(),
+        })
+        .collect();
+    lines.sort();
+    lines
+}
+
+/// The flags in the order of their names.
+fn flags(root: &Command, command: &Command) -> Vec<String> {
+    let own = command.get_arguments().filter(|arg| !arg.is_hide_set());
+    let global = root.get_arguments().filter(|arg| arg.is_global_set());
+    let mut lines: Vec<String> = own
+        .chain(global)
+        .filter_map(|argument| {
+            let help = argument.get_help().map(ToString::to_string);
+            let long = argument.get_long()?;
+            Some(format!("--{long}\t{}", help.unwrap_or_default()))
+        })
+        .map(crate::argv::with_shown_names)
+        .collect();
+    lines.sort();
+    lines.dedup();
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Words {
+        parse(&line.split(' ').map(ToOwned::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn the_words_before_the_cursor_decide_what_is_wanted() {
+        let objects = Wanted::Objects {
+            types: &[],
+            is_repeated: true,
+        };
+        for (line, expected) in [
+            ("get pods ", objects),
+            ("get -n ", Wanted::Name("namespaces")),
+            ("get --namespace=d", Wanted::Name("namespaces")),
+            ("logs ", Wanted::Pod(ThenWanted::Container)),
+            ("port-forward web ", Wanted::Pod(ThenWanted::Port)),
+            ("exec web -c ", Wanted::Container),
+            ("config use-context ", Wanted::Context),
+            ("--cluster ", Wanted::Cluster),
+            ("apply -f ", Wanted::File),
+            ("version ", Wanted::Nothing),
+        ] {
+            assert_eq!(parsed(line).wanted, expected, "{line}");
+        }
+        let words = parsed("-n web --context=c get pods a x");
+        assert_eq!(words.namespace.as_deref(), Some("web"));
+        assert_eq!(words.context.as_deref(), Some("c"));
+        assert_eq!(words.arguments, ["pods", "a"]);
+        assert_eq!(words.typed, "x");
+        assert_eq!(parsed("get --output=y").prefix, "--output=");
+    }
+
+    #[test]
+    fn subcommands_and_flags_are_sorted() {
+        for (line, expected) in [
+            ("rollout ", ["history", "pause", "restart"]),
+            (
+                "get --",
+                ["--all-namespaces", "--allow-missing-template-keys", "--as"],
+            ),
+        ] {
+            let Wanted::Given(found) = parsed(line).wanted else {
+                panic!("{line}")
+            };
+            let names = found.iter().filter_map(|line| line.split('\t').next());
+            assert_eq!(names.take(3).collect::<Vec<_>>(), expected);
+        }
+    }
+}
