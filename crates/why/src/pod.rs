@@ -404,15 +404,31 @@ mod tests {
             "imageID": "", "ready": false, "restartCount": 4, "state": state, "lastState": last}]})
     }
 
-    #[test]
-    fn every_pod_state_is_explained() {
-        let warning = |reason: &str, message: &str| Warning {
+    fn assert_explained(pod: &Pod, seen: &Seen, parts: &[&str]) {
+        let text = told(pod, seen);
+        for part in parts {
+            assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+        }
+    }
+
+    fn on_node() -> Value {
+        json!({"nodeName": "n1"})
+    }
+
+    fn with_warning(reason: &str, message: &str) -> Seen {
+        let warning = Warning {
             reason: reason.to_owned(),
             message: message.to_owned(),
             count: 1,
         };
-        let on_node = json!({"nodeName": "n1"});
-        let unscheduled = json!({"conditions": [{"type": "PodScheduled", "status": "False"}]});
+        Seen {
+            warnings: vec![warning],
+            ..Seen::default()
+        }
+    }
+
+    #[test]
+    fn a_pod_without_a_node_has_the_reason_of_each_node_its_gates_or_its_scheduler() {
         let cordoned = NodeDiagnosis {
             name: "n1".to_owned(),
             plugin: "NodeUnschedulable".to_owned(),
@@ -424,123 +440,115 @@ mod tests {
             help: vec!["kubectl uncordon NODE".to_owned()],
             ..Diagnosis::default()
         };
-        let out_of_memory = json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}});
-        let killed = json!({"terminated": {"exitCode": 143}});
+        let seen = Seen {
+            placement,
+            ..Seen::default()
+        };
+        let unscheduled = json!({"conditions": [{"type": "PodScheduled", "status": "False"}]});
+        assert_explained(
+            &pod(json!({}), json!({}), unscheduled),
+            &seen,
+            &[
+                "it fits no node",
+                "were unschedulable",
+                "-> kubectl uncordon NODE",
+            ],
+        );
+        let gated = json!({"schedulingGates": [{"name": "wait"}]});
+        assert_explained(
+            &pod(json!({}), gated, json!({})),
+            &Seen::default(),
+            &["it has scheduling gates", "wait;"],
+        );
+        assert_explained(
+            &pod(json!({}), json!({"schedulerName": "mine"}), json!({})),
+            &Seen::default(),
+            &["no scheduler named mine"],
+        );
+    }
+
+    #[test]
+    fn a_container_that_does_not_run_has_its_exit_its_last_lines_or_its_image() {
         let crash = json!({"waiting": {"reason": "CrashLoopBackOff"}});
+        let out_of_memory = json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}});
+        let log = Seen {
+            log: "a\nb\n".to_owned(),
+            ..Seen::default()
+        };
+        assert_explained(
+            &pod(
+                json!({}),
+                on_node(),
+                container(crash.clone(), out_of_memory),
+            ),
+            &log,
+            &[
+                "started 5 times",
+                "used more memory",
+                "its last lines:\n    a\n    b\n",
+                "memory limit",
+            ],
+        );
+        let killed = json!({"terminated": {"exitCode": 143}});
+        assert_explained(
+            &pod(json!({}), on_node(), container(crash, killed)),
+            &Seen::default(),
+            &[
+                "killed by signal 15",
+                "kubectl logs pod/web -c main --previous",
+            ],
+        );
         let pull = json!({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}});
+        assert_explained(
+            &pod(json!({}), on_node(), container(pull, json!({}))),
+            &with_warning("Failed", "Failed to pull image: not found"),
+            &["cannot pull its image here:1", "not found"],
+        );
+    }
+
+    #[test]
+    fn a_running_pod_is_ready_or_has_the_failed_probe() {
         let ready = json!({"phase": "Running", "conditions": [
             {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:05:00Z"}]});
+        assert_explained(
+            &pod(json!({}), on_node(), ready),
+            &Seen::default(),
+            &["has been ready for 5m"],
+        );
         let unready = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "False",
             "message": "containers with unready status: [main]"}]});
+        assert_explained(
+            &pod(json!({}), on_node(), unready),
+            &with_warning("Unhealthy", "Readiness probe failed: 503"),
+            &[
+                "is running, but not ready",
+                "unready status: [main]",
+                "Readiness probe failed: 503",
+            ],
+        );
+    }
+
+    #[test]
+    fn a_deleted_or_ended_pod_has_its_finalizers_its_grace_period_or_its_result() {
         let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["a.b/c"]});
         let leaving = json!({"deletionTimestamp": "2026-01-01T00:10:20Z"});
-        let cases = [
+        let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "low on memory"});
+        let cases: [(Value, Value, &[&str]); 4] = [
             (
-                pod(json!({}), json!({}), unscheduled),
-                Seen {
-                    placement,
-                    ..Seen::default()
-                },
-                vec![
-                    "it fits no node",
-                    "were unschedulable",
-                    "-> kubectl uncordon NODE",
-                ],
+                deleted,
+                json!({}),
+                &["is Terminating", "waiting for finalizers: a.b/c"],
             ),
+            (leaving, json!({}), &["have 20s left"]),
             (
-                pod(
-                    json!({}),
-                    json!({"schedulingGates": [{"name": "wait"}]}),
-                    json!({}),
-                ),
-                Seen::default(),
-                vec!["it has scheduling gates", "wait;"],
+                json!({}),
+                evicted,
+                &["has failed: Evicted", "low on memory"],
             ),
-            (
-                pod(json!({}), json!({"schedulerName": "mine"}), json!({})),
-                Seen::default(),
-                vec!["no scheduler named mine"],
-            ),
-            (
-                pod(
-                    json!({}),
-                    on_node.clone(),
-                    container(crash.clone(), out_of_memory),
-                ),
-                Seen {
-                    log: "a\nb\n".to_owned(),
-                    ..Seen::default()
-                },
-                vec![
-                    "started 5 times",
-                    "used more memory",
-                    "its last lines:\n    a\n    b\n",
-                    "memory limit",
-                ],
-            ),
-            (
-                pod(json!({}), on_node.clone(), container(crash, killed)),
-                Seen::default(),
-                vec![
-                    "killed by signal 15",
-                    "kubectl logs pod/web -c main --previous",
-                ],
-            ),
-            (
-                pod(json!({}), on_node.clone(), container(pull, json!({}))),
-                Seen {
-                    warnings: vec![warning("Failed", "Failed to pull image: not found")],
-                    ..Seen::default()
-                },
-                vec!["cannot pull its image here:1", "not found"],
-            ),
-            (
-                pod(json!({}), on_node.clone(), ready),
-                Seen::default(),
-                vec!["has been ready for 5m"],
-            ),
-            (
-                pod(json!({}), on_node.clone(), unready),
-                Seen {
-                    warnings: vec![warning("Unhealthy", "Readiness probe failed: 503")],
-                    ..Seen::default()
-                },
-                vec![
-                    "is running, but not ready",
-                    "unready status: [main]",
-                    "Readiness probe failed: 503",
-                ],
-            ),
-            (
-                pod(deleted, on_node.clone(), json!({})),
-                Seen::default(),
-                vec!["is Terminating", "waiting for finalizers: a.b/c"],
-            ),
-            (
-                pod(leaving, on_node.clone(), json!({})),
-                Seen::default(),
-                vec!["have 20s left"],
-            ),
-            (
-                pod(
-                    json!({}),
-                    on_node.clone(),
-                    json!({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}),
-                ),
-                Seen::default(),
-                vec!["has failed: Evicted", "low on memory"],
-            ),
-            (
-                pod(json!({}), on_node, json!({"phase": "Succeeded"})),
-                Seen::default(),
-                vec!["has succeeded"],
-            ),
+            (json!({}), json!({"phase": "Succeeded"}), &["has succeeded"]),
         ];
-        for (pod, seen, parts) in cases {
-            let text = told(&pod, &seen);
-            for part in parts {
-                assert!(text.contains(part), "{part:?} is missing in:\n{text}");
-            }
+        for (metadata, status, parts) in cases {
+            assert_explained(&pod(metadata, on_node(), status), &Seen::default(), parts);
         }
     }
 }
