@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    Machine, Ran,
+    Lan, Machine, Ran,
     cluster::{binary, tail},
     until,
 };
@@ -34,6 +34,11 @@ impl Agent {
             binary: binary().to_owned(),
             follows_address: false,
         }
+    }
+
+    /// The same on a new machine of a network: host `number` of one of its subnets.
+    pub fn on_lan(lan: &Lan, subnet: usize, number: u8, name: &str) -> Self {
+        Self::new(Machine::on(lan, &lan.address(subnet, number)), name)
     }
 
     /// Starts without an address flag next time: the agent detects the machine's address and

@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::{Machine, Ran, Terminal, eventually, until};
+use crate::{Lan, Machine, Ran, Terminal, eventually, until};
 
 /// A running cluster; dropping it resets it.
 pub struct Cluster {
@@ -47,6 +47,15 @@ impl Cluster {
             kubectl: None,
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
         }
+    }
+
+    /// Starts one on the first machine of a network.
+    pub fn on_lan(lan: &Lan, flags: &[&str]) -> Self {
+        let address = lan.address(0, 2);
+        let flags = [&["--node-ip", address.as_str()], flags].concat();
+        let mut cluster = Self::stopped_on(Machine::on(lan, &address), &flags);
+        cluster.start();
+        cluster
     }
 
     /// Adds a flag for the next start.
@@ -129,12 +138,7 @@ impl Cluster {
             }
             let ran = self.kubectl(&["get", "node", "one", "-o", "json"]);
             let node: Value = serde_json::from_str(&ran.stdout).map_err(|_| ran.stderr.clone())?;
-            let ready = node["status"]["conditions"]
-                .as_array()
-                .into_iter()
-                .flatten()
-                .any(|condition| condition["type"] == "Ready" && condition["status"] == "True");
-            if ready {
+            if is_ready(&node) {
                 Ok(())
             } else {
                 Err(format!("{}\n{}", node["status"]["conditions"], tail(&log)))
@@ -271,6 +275,23 @@ impl Cluster {
         })
     }
 
+    /// The nodes, once exactly this many are Ready.
+    pub fn ready_nodes(&self, count: usize) -> Vec<Value> {
+        eventually(&format!("{count} Ready nodes"), || {
+            let list = self.get(&["nodes"]);
+            let nodes = list["items"].as_array().cloned().unwrap_or_default();
+            let ready: Vec<Value> = nodes
+                .iter()
+                .filter(|node| is_ready(node))
+                .cloned()
+                .collect();
+            if ready.len() == count {
+                return Ok(ready);
+            }
+            Err(format!("{} of {} are Ready", ready.len(), nodes.len()))
+        })
+    }
+
     pub fn data_dir(&self) -> PathBuf {
         self.data_dir.clone()
     }
@@ -283,6 +304,13 @@ impl Cluster {
     pub fn log(&self) -> PathBuf {
         self.machine.dir().join("mainstay.log")
     }
+}
+
+/// Whether an object's condition `Ready` is `True`.
+pub fn is_ready(object: &Value) -> bool {
+    let conditions = object["status"]["conditions"].as_array();
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
 }
 
 fn upstream_kubectl(set: Option<&Path>) -> Option<PathBuf> {

@@ -8,11 +8,11 @@ use std::{
     thread::JoinHandle,
 };
 
-use csi::testing::Driver;
+use csi::testing::{Driver, Options};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 use tokio::sync::oneshot;
 
-use crate::Machine;
+use crate::{Machine, eventually};
 
 /// A driver whose sockets are served on a machine as long as this value lives.
 pub struct ServedDriver {
@@ -21,6 +21,17 @@ pub struct ServedDriver {
 }
 
 impl ServedDriver {
+    /// A driver on a machine whose kubelet, with this root directory, has registered it.
+    pub fn registered(machine: &Machine, kubelet_root: &Path, options: Options) -> (Driver, Self) {
+        let driver = Driver::new(options);
+        let served = Self::new(machine, &driver, kubelet_root);
+        eventually("the driver to be registered", || {
+            let registered = driver.registered() == Some(true);
+            registered.then_some(()).ok_or(driver.registration_error())
+        });
+        (driver, served)
+    }
+
     /// Serves `driver` on a machine, below its kubelet's root directory.
     pub fn new(machine: &Machine, driver: &Driver, kubelet_root: &Path) -> Self {
         let mounts = File::open(format!("/proc/{}/ns/mnt", machine.inside()));

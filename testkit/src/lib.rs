@@ -20,7 +20,7 @@ mod terminal;
 mod wait;
 
 pub use agent::Agent;
-pub use cluster::Cluster;
+pub use cluster::{Cluster, is_ready};
 pub use containerd::Containerd;
 /// A CSI driver that records, fails and hangs as a test says.
 pub use csi::testing as csi_driver;

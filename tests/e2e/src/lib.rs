@@ -15,7 +15,7 @@ pub use site::Site;
 use std::process::Child;
 
 use serde_json::Value;
-use testkit::{Cluster, eventually};
+use testkit::{Cluster, Ran, eventually};
 pub use testkit::{busybox_archive, pause_archive};
 
 /// The pods with this label that are Ready and not being deleted, as soon as there are `count`.
@@ -38,9 +38,26 @@ pub fn ready_pods(cluster: &Cluster, selector: &str, count: usize) -> Vec<Value>
 
 /// Whether a pod is Ready and not being deleted.
 pub fn is_ready(pod: &Value) -> bool {
-    let conditions = pod["status"]["conditions"].as_array();
-    let ready = |c: &Value| c["type"] == "Ready" && c["status"] == "True";
-    conditions.into_iter().flatten().any(ready) && pod["metadata"]["deletionTimestamp"].is_null()
+    testkit::is_ready(pod) && pod["metadata"]["deletionTimestamp"].is_null()
+}
+
+/// Runs a command of the hello image in a running pod.
+pub fn hello(cluster: &Cluster, pod: &str, args: &[&str]) -> Ran {
+    let exec = ["exec", pod, "--", "/mainstay", "hello"];
+    cluster.kubectl(&[&exec[..], args].concat())
+}
+
+/// The VolumeAttachments.
+pub fn attachments(cluster: &Cluster) -> Vec<Value> {
+    let list = cluster.get(&["volumeattachments"]);
+    list["items"].as_array().cloned().unwrap_or_default()
+}
+
+/// Patches a VolumeAttachment, as a driver's attacher does.
+pub fn patch_attachment(cluster: &Cluster, name: &str, patch: &Value, more: &[&str]) -> Ran {
+    let patch = patch.to_string();
+    let args = ["patch", "volumeattachment", name, "--type=merge", "-p"];
+    cluster.kubectl(&[&args[..], &[patch.as_str()], more].concat())
 }
 
 /// The name of an object.

@@ -37,7 +37,7 @@ impl Site {
         let server = lan.address(0, 2);
         let mut cluster = Cluster::stopped_on(Machine::on(&lan, &server), &[]);
         cluster.start();
-        let mut two = Agent::new(Machine::on(&lan, &lan.address(0, 3)), "two");
+        let mut two = Agent::on_lan(&lan, 0, 3, "two");
         two.follow_address();
         let site = Self { two, cluster, lan };
         let hosts = site.hosts().display().to_string();
@@ -80,10 +80,8 @@ impl Site {
             let addresses = node["status"]["addresses"].as_array();
             let internal = |one: &&Value| one["type"] == "InternalIP";
             let found = addresses.into_iter().flatten().find(internal);
-            let conditions = node["status"]["conditions"].as_array();
-            let mut conditions = conditions.into_iter().flatten();
-            let is_ready = conditions.any(|c| c["type"] == "Ready" && c["status"] == "True");
-            match found.is_some_and(|found| found["address"] == address) && is_ready {
+            let is_there = found.is_some_and(|found| found["address"] == address);
+            match is_there && testkit::is_ready(&node) {
                 true => Ok(()),
                 false => Err(node["status"].to_string()),
             }

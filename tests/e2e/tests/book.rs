@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use e2e::blocks::blocks;
+use e2e::blocks::{Run, blocks};
 use testkit::{Cluster, Ran};
 
 /// The pages in the order in which they are run.
@@ -32,19 +32,12 @@ fn pages(root: &Path) -> Vec<PathBuf> {
     pages
 }
 
-/// Runs the blocks of a page as one script; a failure names the line.
-fn run(cluster: &Cluster, root: &Path, programs: &Path, page: &Path) -> Option<Ran> {
+/// The commands of a page that are run in this way, as one script; a failure names the line.
+fn script(root: &Path, page: &Path, run: &Run) -> Option<String> {
     let text = fs::read_to_string(page).expect("a page");
-    let name = page
-        .strip_prefix(root)
-        .unwrap_or(page)
-        .display()
-        .to_string();
+    let name = page.strip_prefix(root).unwrap_or(page).display();
     let found = blocks(&text);
-    let runs: Vec<_> = found
-        .iter()
-        .filter(|block| block.left_out.is_none())
-        .collect();
+    let runs: Vec<_> = found.iter().filter(|block| block.run == *run).collect();
     if runs.is_empty() {
         return None;
     }
@@ -55,6 +48,11 @@ fn run(cluster: &Cluster, root: &Path, programs: &Path, page: &Path) -> Option<R
     for block in runs {
         script += &format!("at='{name}:{}'\n{}\n", block.line, checked(&block.commands));
     }
+    Some(script)
+}
+
+/// Runs a script on the cluster's machine, with the programs of a directory before all others.
+fn bash(cluster: &Cluster, programs: &Path, script: &str) -> Ran {
     let file = cluster.machine().dir().join("page.sh");
     fs::write(&file, script).expect("a file");
     let path = std::env::var("PATH").unwrap_or_default();
@@ -69,7 +67,7 @@ fn run(cluster: &Cluster, root: &Path, programs: &Path, page: &Path) -> Option<R
         // No interactive editor.
         .env("EDITOR", "true")
         .output();
-    Some(ran.expect("bash starts").into())
+    ran.expect("bash starts").into()
 }
 
 /// A line `! COMMAND` expects a command to fail; bash alone would ignore its success.
@@ -96,16 +94,68 @@ fn every_command_of_the_documents_and_examples_works_as_printed() {
     }
     let mut failed = Vec::new();
     for page in pages(&root) {
-        if let Some(ran) = run(&cluster, &root, &programs, &page)
-            && !ran.ok
-        {
-            failed.push(format!(
-                "{}\n{}\n{}",
-                page.display(),
-                ran.stdout,
-                ran.stderr
-            ));
-        }
+        let script = script(&root, &page, &Run::WithPage);
+        let ran = script.map(|script| bash(&cluster, &programs, &script));
+        failed.extend(ran.and_then(|ran| failure(&page, &ran)));
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+fn failure(page: &Path, ran: &Ran) -> Option<String> {
+    let text = || format!("{}\n{}\n{}", page.display(), ran.stdout, ran.stderr);
+    (!ran.ok).then(text)
+}
+
+/// A reader ends a start in the foreground before the next command, answers questions with yes,
+/// and may have to be root.
+const READER: &str = r#"#!/bin/sh
+case "$1" in
+up)
+    BINARY down >/dev/null 2>&1
+    case " $* " in
+    *" --detach "*) exec BINARY "$@" ;;
+    *) exec BINARY "$@" --detach ;;
+    esac ;;
+reset)
+    BINARY down >/dev/null 2>&1
+    exec BINARY "$@" --yes ;;
+*) exec BINARY "$@" ;;
+esac
+"#;
+
+/// What the pages expect to be there.
+const BEFORE: &str = "for dir in /srv /etc/cni; do mkdir -p $dir; mount -t tmpfs tmpfs $dir; done\n\
+    cd /srv\nmkdir backups\nmainstay up --detach\nmainstay backup backups/cluster.backup\n\
+    mainstay reset\nprintf 'apiVersion: audit.k8s.io/v1\\nkind: Policy\\nrules: [{level: Metadata}]\\n' > policy.yaml\n";
+
+#[test]
+fn commands_that_start_restore_or_remove_a_cluster_work_as_printed() {
+    use std::os::unix::fs::PermissionsExt;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = root.canonicalize().expect("the repository");
+    let mut cluster = Cluster::stopped(&[]);
+    cluster.use_default_data_dir();
+    let programs = cluster.machine().dir().join("programs");
+    fs::create_dir(&programs).expect("a directory");
+    let binary = std::env::var("MAINSTAY_BIN").expect("the binary");
+    let reader = READER.replace("BINARY", &binary);
+    for (name, text) in [
+        ("mainstay", reader.as_str()),
+        ("sudo", "#!/bin/sh\nexec \"$@\"\n"),
+    ] {
+        let file = programs.join(name);
+        fs::write(&file, text).expect("a file");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("a program");
+    }
+    bash(&cluster, &programs, &format!("set -e\n{BEFORE}")).success();
+    let mut failed = Vec::new();
+    for page in pages(&root) {
+        let Some(script) = script(&root, &page, &Run::Alone) else {
+            continue;
+        };
+        let script =
+            format!("{script}\nmainstay reset\n").replacen(&root.display().to_string(), "/srv", 1);
+        failed.extend(failure(&page, &bash(&cluster, &programs, &script)));
     }
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
@@ -116,8 +166,8 @@ fn a_block_that_is_not_run_says_why() {
     for page in pages(&root) {
         let text = fs::read_to_string(&page).expect("a page");
         for block in blocks(&text) {
-            let why = block.left_out.as_deref();
-            assert_ne!(why, Some(""), "{}:{}", page.display(), block.line);
+            let no_reason = Run::Never(String::new());
+            assert_ne!(block.run, no_reason, "{}:{}", page.display(), block.line);
         }
     }
 }

@@ -128,16 +128,8 @@ fn valid(cluster: &Cluster, certificates: &Certificates) -> Vec<String> {
 #[test]
 fn certificates_of_less_than_a_minute_are_renewed_without_a_restart() {
     let lan = Lan::new();
-    let server = lan.address(0, 2);
-    let flags = [
-        "--node-ip",
-        server.as_str(),
-        "--cluster-signing-duration",
-        "40s",
-    ];
-    let mut cluster = Cluster::stopped_on(Machine::on(&lan, &server), &flags);
-    cluster.start();
-    let mut agent = Agent::new(Machine::on(&lan, &lan.address(0, 3)), "two");
+    let cluster = Cluster::on_lan(&lan, &["--cluster-signing-duration", "40s"]);
+    let mut agent = Agent::on_lan(&lan, 0, 3, "two");
     agent.start(&cluster.join_flags());
     let pod = r#"{"spec": {"nodeName": "two"}}"#;
     let image = "--image=mainstay.local/hello";

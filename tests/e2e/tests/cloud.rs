@@ -3,7 +3,7 @@
 
 use e2e::{name, ready_pods};
 use serde_json::{Value, json};
-use testkit::{Agent, Cluster, Lan, Machine, eventually};
+use testkit::{Agent, Cluster, Lan, eventually};
 
 const TAINT: &str = "node.cloudprovider.kubernetes.io/uninitialized";
 
@@ -54,10 +54,8 @@ fn next_heartbeat(cluster: &Cluster, before: &Value) -> Value {
 #[test]
 fn a_node_of_a_cloud_waits_for_its_cloud_controller_and_keeps_its_addresses() {
     let lan = Lan::new();
-    let address = lan.address(0, 2);
-    let mut cluster = Cluster::stopped_on(Machine::on(&lan, &address), &["--node-ip", &address]);
-    cluster.start();
-    let mut agent = Agent::new(Machine::on(&lan, &lan.address(0, 3)), "two");
+    let cluster = Cluster::on_lan(&lan, &[]);
+    let mut agent = Agent::on_lan(&lan, 0, 3, "two");
     let cloud = [
         "--cloud-provider",
         "external",

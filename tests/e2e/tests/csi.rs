@@ -2,13 +2,9 @@
 //! and the kubelet work in turn, and nothing is left after the pod. The test acts as the external
 //! attacher.
 
-use e2e::ready_pods;
+use e2e::{attachments, hello, patch_attachment, ready_pods};
 use serde_json::{Value, json};
-use testkit::{
-    Cluster, ServedDriver,
-    csi_driver::{Driver, Options},
-    eventually,
-};
+use testkit::{Cluster, ServedDriver, csi_driver::Options, eventually};
 
 const DRIVER: &str = "disk.csi.example.com";
 const UNIQUE: &str = "kubernetes.io/csi/disk.csi.example.com^h1";
@@ -50,11 +46,6 @@ spec:
     volumeMounts: [{name: data, mountPath: /data}]
 "#;
 
-fn attachments(cluster: &Cluster) -> Vec<Value> {
-    let list = cluster.get(&["volumeattachments"]);
-    list["items"].as_array().cloned().unwrap_or_default()
-}
-
 /// The node's `volumesAttached` (by the controller) and `volumesInUse` (by the kubelet).
 fn volumes(cluster: &Cluster) -> (Value, Value) {
     let status = cluster.get(&["node", "one"])["status"].clone();
@@ -73,25 +64,18 @@ fn attachment(cluster: &Cluster, what: &str, has: impl Fn(&Value) -> bool) -> Va
 }
 
 fn patch(cluster: &Cluster, name: &str, patch: &Value, more: &[&str]) {
-    let patch = patch.to_string();
-    let args = ["patch", "volumeattachment", name, "--type=merge", "-p"];
-    let args = [&args[..], &[patch.as_str()], more].concat();
-    cluster.kubectl(&args).success();
+    patch_attachment(cluster, name, patch, more).success();
 }
 
 #[test]
 fn a_volume_that_must_be_attached_is_attached_staged_published_and_detached_after_its_pod() {
     let cluster = Cluster::up();
-    let driver = Driver::new(Options {
+    let options = Options {
         data: Some(cluster.machine().disk().join("volumes")),
         ..Options::new(DRIVER)
-    });
+    };
     let kubelet = cluster.data_dir().join("kubelet");
-    let _served = ServedDriver::new(cluster.machine(), &driver, &kubelet);
-    eventually("the driver to be registered", || {
-        let registered = driver.registered() == Some(true);
-        registered.then_some(()).ok_or(driver.registration_error())
-    });
+    let (driver, _served) = ServedDriver::registered(cluster.machine(), &kubelet, options);
     let apply = ["apply", "-f", "-"];
     cluster.kubectl_stdin(&apply, OBJECTS).success();
 
@@ -117,9 +101,7 @@ fn a_volume_that_must_be_attached_is_attached_staged_published_and_detached_afte
     assert_eq!(driver.order(), ["NodeStageVolume", "NodePublishVolume"]);
     let staged = &driver.calls_of("NodeStageVolume")[0];
     assert_eq!(staged.publish_context["device"], "xvdb");
-    let write = ["write", "/data/row", "first"];
-    let hello = ["exec", "db", "--", "/mainstay", "hello"];
-    cluster.kubectl(&[&hello[..], &write].concat()).success();
+    hello(&cluster, "db", &["write", "/data/row", "first"]).success();
 
     cluster.kubectl(&["delete", "pod", "db"]).success();
     attachment(&cluster, "the attachment to be deleted", |one| {

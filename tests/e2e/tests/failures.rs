@@ -1,6 +1,7 @@
 //! Three servers and three etcd members, of which one at a time is killed, paused, disconnected or
 //! loses packets, at random and under load. `MAINSTAY_ROUNDS` sets how often, `MAINSTAY_SEED` the
-//! order. Several rounds take longer than the runner's timeout: use `NEXTEST_PROFILE=soak`.
+//! order, `MAINSTAY_FAULTS` the kinds. Several rounds take longer than the runner's timeout: use
+//! `NEXTEST_PROFILE=soak`.
 
 use std::{
     path::PathBuf,
@@ -108,6 +109,17 @@ fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
+/// The faults to choose from: all, or those in `MAINSTAY_FAULTS`, such as `Lossy,Cut`.
+fn wanted_faults() -> Vec<Fault> {
+    let named = std::env::var("MAINSTAY_FAULTS").unwrap_or_default();
+    let is_named = |fault: &Fault| named.split(',').any(|name| name == format!("{fault:?}"));
+    let wanted: Vec<Fault> = FAULTS.into_iter().filter(is_named).collect();
+    match wanted.is_empty() {
+        true => FAULTS.to_vec(),
+        false => wanted,
+    }
+}
+
 fn rounds() -> u64 {
     let soak = std::env::var_os("MAINSTAY_SOAK").is_some();
     setting("MAINSTAY_ROUNDS").unwrap_or(if soak { 200 } else { 4 })
@@ -205,7 +217,8 @@ fn fail_once(
     progress: &Progress,
     kubeconfig: &str,
 ) {
-    let fault = FAULTS[random.random_range(0..FAULTS.len())];
+    let faults = wanted_faults();
+    let fault = faults[random.random_range(0..faults.len())];
     // Every second one hits the leader, and every fourth lasts longer than its lease.
     let mut victim = random.random_range(0..3);
     if random.random_range(0..2) == 0 {

@@ -4,7 +4,7 @@
 use std::{fs, path::PathBuf, time::Duration};
 
 use serde_json::{Value, json};
-use testkit::{Agent, Cluster, Lan, Machine, Ran, eventually, until};
+use testkit::{Agent, Cluster, Lan, Ran, eventually, until};
 
 struct Site {
     // Fields are dropped in this order: machines before their network.
@@ -27,11 +27,8 @@ enum Identity<'a> {
 impl Site {
     fn new() -> Self {
         let lan = Lan::new();
-        let server = lan.address(0, 2);
-        let flags = ["--node-ip", server.as_str()];
-        let mut cluster = Cluster::stopped_on(Machine::on(&lan, &server), &flags);
-        cluster.start();
-        let mut two = Agent::new(Machine::on(&lan, &lan.address(0, 3)), "two");
+        let cluster = Cluster::on_lan(&lan, &[]);
+        let mut two = Agent::on_lan(&lan, 0, 3, "two");
         two.start(&cluster.join_flags());
         eventually("the second identity", || {
             let path = two.data_dir().join("agent/proxy.pem");
@@ -278,7 +275,7 @@ fn tokens_that_are_over_or_of_another_purpose_do_not_join(site: &Site) {
             false => Err(format!("{}{}", ran.stdout, ran.stderr)),
         }
     });
-    let three = Agent::new(Machine::on(&site.lan, &site.lan.address(0, 4)), "three");
+    let three = Agent::on_lan(&site.lan, 0, 4, "three");
     let ran = three.refused(&join);
     assert!(ran.stderr.contains("token"), "{}", ran.stderr);
     assert!(

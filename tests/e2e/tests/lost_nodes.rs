@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use e2e::{name, ready_pods};
+use e2e::{attachments, name, patch_attachment, ready_pods};
 use serde_json::{Value, json};
 use testkit::{
     Agent, Cluster, Lan, Machine, ServedDriver,
@@ -61,23 +61,17 @@ fn serve(
     node: &str,
     volumes: &Path,
 ) -> (Driver, ServedDriver) {
-    let driver = Driver::new(Options {
+    let options = Options {
         data: Some(volumes.to_owned()),
         node_id: node.to_owned(),
         ..Options::new(DRIVER)
-    });
-    let served = ServedDriver::new(machine, &driver, kubelet_root);
-    eventually("the driver to be registered", || {
-        let registered = driver.registered() == Some(true);
-        registered.then_some(()).ok_or(driver.registration_error())
-    });
-    (driver, served)
+    };
+    ServedDriver::registered(machine, kubelet_root, options)
 }
 
 /// Attaches and detaches what is asked for, as a driver's attacher does; returns the attachments.
 fn attach(cluster: &Cluster) -> Vec<Value> {
-    let list = cluster.get(&["volumeattachments"]);
-    let all = list["items"].as_array().cloned().unwrap_or_default();
+    let all = attachments(cluster);
     for one in &all {
         let is_deleted = one["metadata"]["deletionTimestamp"].is_string();
         let (body, status): (Value, &[&str]) = match (is_deleted, one["status"]["attached"] == true)
@@ -102,16 +96,7 @@ fn attach(cluster: &Cluster) -> Vec<Value> {
 
 /// The attachment may be gone meanwhile.
 fn patch(cluster: &Cluster, attachment: &Value, body: &Value, more: &[&str]) {
-    let (name, body) = (name(attachment), body.to_string());
-    let args = [
-        "patch",
-        "volumeattachment",
-        &name,
-        "--type=merge",
-        "-p",
-        &body,
-    ];
-    let ran = cluster.kubectl(&[&args[..], more].concat());
+    let ran = patch_attachment(cluster, &name(attachment), body, more);
     assert!(ran.ok || ran.stderr.contains("NotFound"), "{}", ran.stderr);
 }
 
@@ -128,8 +113,7 @@ fn wait_for_pod_on(cluster: &Cluster, node: &str) -> Value {
 }
 
 fn hello(cluster: &Cluster, args: &[&str]) -> String {
-    let exec = ["exec", "db-0", "--", "/mainstay", "hello"];
-    cluster.kubectl(&[&exec[..], args].concat()).success()
+    e2e::hello(cluster, "db-0", args).success()
 }
 
 fn ready(cluster: &Cluster, node: &str) -> Value {
@@ -152,10 +136,8 @@ fn wait_for_ready(cluster: &Cluster, node: &str, status: &str) {
 #[test]
 fn a_stateful_pod_of_a_node_out_of_service_moves_with_its_volume() {
     let lan = Lan::new();
-    let address = lan.address(0, 2);
-    let mut cluster = Cluster::stopped_on(Machine::on(&lan, &address), &["--node-ip", &address]);
-    cluster.start();
-    let mut two = Agent::new(Machine::on(&lan, &lan.address(0, 3)), "two");
+    let cluster = Cluster::on_lan(&lan, &[]);
+    let mut two = Agent::on_lan(&lan, 0, 3, "two");
     two.start(&cluster.join_flags());
     wait_for_ready(&cluster, "two", "True");
     let volumes = cluster.machine().dir().join("volumes");

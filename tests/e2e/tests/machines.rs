@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use e2e::{name, ready_pods};
 use serde_json::Value;
-use testkit::{Agent, Cluster, Lan, Machine, eventually, until};
+use testkit::{Agent, Cluster, Lan, eventually, until};
 
 const DAEMONS: &str = r#"
 apiVersion: apps/v1
@@ -46,37 +46,13 @@ impl Site {
     /// With additional flags for the server.
     fn with(flags: &[&str]) -> Self {
         let lan = Lan::new();
-        let server = lan.address(0, 2);
-        let usual = ["--node-ip", server.as_str(), "--node-cidr-mask-size", "26"];
-        let flags = [&usual, flags].concat();
-        let mut cluster = Cluster::stopped_on(Machine::on(&lan, &server), &flags);
-        cluster.start();
-        let agent = |subnet, number, name| {
-            Agent::new(Machine::on(&lan, &lan.address(subnet, number)), name)
-        };
+        let usual = ["--node-cidr-mask-size", "26"];
         Self {
-            two: agent(0, 3, "two"),
-            three: agent(1, 4, "three"),
-            cluster,
+            two: Agent::on_lan(&lan, 0, 3, "two"),
+            three: Agent::on_lan(&lan, 1, 4, "three"),
+            cluster: Cluster::on_lan(&lan, &[&usual, flags].concat()),
             lan,
         }
-    }
-
-    fn wait_for_nodes(&self, count: usize) -> Vec<Value> {
-        eventually(&format!("{count} Ready nodes"), || {
-            let list = self.cluster.get(&["nodes"]);
-            let nodes = list["items"].as_array().cloned().unwrap_or_default();
-            let is_ready = |node: &&Value| {
-                let conditions = node["status"]["conditions"].as_array();
-                let mut conditions = conditions.into_iter().flatten();
-                conditions.any(|c| c["type"] == "Ready" && c["status"] == "True")
-            };
-            let ready: Vec<Value> = nodes.iter().filter(is_ready).cloned().collect();
-            if ready.len() == count {
-                return Ok(ready);
-            }
-            Err(format!("{} of {} are Ready", ready.len(), nodes.len()))
-        })
     }
 }
 
@@ -126,7 +102,7 @@ fn two_machines_join_and_pods_reach_each_other_everywhere() {
     let join = site.cluster.join_flags();
     site.two.start(&join);
     site.three.start(&join);
-    let nodes = site.wait_for_nodes(3);
+    let nodes = site.cluster.ready_nodes(3);
     every_node_has_its_part_of_the_addresses(&nodes);
     every_kubelet_writes_under_its_own_name(&site);
     a_name_that_is_taken_is_refused(&site);
@@ -212,7 +188,7 @@ fn every_node_has_its_part_of_the_addresses(nodes: &[Value]) {
 }
 
 fn a_name_that_is_taken_is_refused(site: &Site) {
-    let other = Agent::new(Machine::on(&site.lan, &site.lan.address(0, 9)), "two");
+    let other = Agent::on_lan(&site.lan, 0, 9, "two");
     let ran = other.refused(&site.cluster.join_flags());
     assert!(
         ran.stderr
@@ -393,7 +369,7 @@ fn an_agent_comes_back_after_a_crash(site: &mut Site) {
     let service = text(&site.cluster.get(&["service", "web"]), "/spec/clusterIP").to_owned();
     call_locally(&site.two, &format!("http://{service}/")).expect("the service answers");
     site.two.start(&[]);
-    site.wait_for_nodes(3);
+    site.cluster.ready_nodes(3);
     let after = pod_on(site, "two");
     assert_eq!(before["metadata"]["uid"], after["metadata"]["uid"]);
     assert_eq!(
@@ -437,12 +413,13 @@ fn agents_go_on_without_a_server(site: &mut Site, pods: &[Value]) {
             }
         });
     }
+    // The restarted agent has the names of its last run.
     let by_name = "http://web.default.svc.cluster.local/";
-    eventually("names without a server", || {
-        call_locally(&site.three, by_name)
-    });
+    for agent in [&site.two, &site.three] {
+        eventually("names without a server", || call_locally(agent, by_name));
+    }
     site.cluster.start();
-    site.wait_for_nodes(3);
+    site.cluster.ready_nodes(3);
     // A service manager waits for this.
     eventually("the agent to be ready after the outage", || {
         let log = std::fs::read_to_string(site.two.log()).expect("a log");
@@ -504,7 +481,7 @@ fn without_the_proxy_pods_of_different_nodes_still_reach_each_other() {
     join.extend(disable.map(str::to_owned));
     site.two.start(&join);
     site.three.start(&join);
-    site.wait_for_nodes(3);
+    site.cluster.ready_nodes(3);
     let pods = deploy(&site);
     for from in &pods {
         for to in &pods {
@@ -547,7 +524,7 @@ fn sandboxes(agent: &Agent) -> usize {
 fn a_reconnected_machine_removes_pods_that_were_moved() {
     let mut site = Site::new();
     site.two.start(&site.cluster.join_flags());
-    site.wait_for_nodes(2);
+    site.cluster.ready_nodes(2);
     site.cluster.kubectl(&["cordon", "one"]).success();
     let apply = ["apply", "-f", "-"];
     site.cluster.kubectl_stdin(&apply, MOVABLE).success();
@@ -569,7 +546,7 @@ fn a_reconnected_machine_removes_pods_that_were_moved() {
     // The disconnected node does not know of it.
     assert_eq!(sandboxes(&site.two), 1);
     site.lan.mend(site.two.machine().address());
-    site.wait_for_nodes(2);
+    site.cluster.ready_nodes(2);
     let after = ready_pods(&site.cluster, "app=movable", 1);
     assert_eq!(text(&after[0], "/spec/nodeName"), "one");
     eventually("the pod that was moved to end", || {

@@ -30,8 +30,7 @@ spec:
 "#;
 
 fn hello(cluster: &Cluster, args: &[&str]) -> Result<String, String> {
-    let command = ["exec", "db-0", "--", "/mainstay", "hello"];
-    let ran = cluster.kubectl(&[&command[..], args].concat());
+    let ran = e2e::hello(cluster, "db-0", args);
     if ran.ok {
         Ok(ran.stdout)
     } else {

@@ -1,0 +1,124 @@
+//! An address of the load balancer pool on two machines: one of them announces it at a time, the other takes over when it
+//! is excluded or cut off, and a deleted Service leaves nothing.
+
+use std::time::Duration;
+
+use e2e::ready_pods;
+use testkit::{Agent, Cluster, Lan, Machine, eventually, until};
+
+const WEB: &str = r#"
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: web}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers: [{name: web, image: mainstay.local/hello}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: LoadBalancer
+  externalTrafficPolicy: Local
+  selector: {app: web}
+  ports: [{port: 80, targetPort: 8080}]
+"#;
+const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+/// Longer than the node controller waits for a node that is silent.
+const TAKEOVER: Duration = Duration::from_secs(180);
+
+fn hardware_address(machine: &Machine) -> String {
+    let read = machine.run("cat", &["/sys/class/net/eth0/address"]);
+    read.success().trim().to_owned()
+}
+
+/// Whether the address is answered by this machine, as a client on the network sees it.
+fn leads_to(lan: &Lan, address: &str, machine: &Machine) -> Result<(), String> {
+    let url = format!("http://{address}/");
+    let answer = lan.run("curl", &["-s", "-m", "2", &url]);
+    let seen = lan.run("ip", &["neigh", "show", address]).stdout;
+    match answer.ok && seen.contains(&hardware_address(machine)) {
+        true => Ok(()),
+        false => Err(format!("{seen} {}", answer.stdout)),
+    }
+}
+
+fn announcer(cluster: &Cluster) -> String {
+    let service = cluster.get(&["service", "web"]);
+    let annotation = &service["metadata"]["annotations"]["mainstay.local/announced-by"];
+    annotation.as_str().unwrap_or_default().to_owned()
+}
+
+fn announced_by(cluster: &Cluster, node: &str) -> Result<(), String> {
+    match announcer(cluster) {
+        found if found == node => Ok(()),
+        found => Err(format!("announced by {found}")),
+    }
+}
+
+#[test]
+fn another_machine_takes_over_the_address_of_one_that_is_cut_off() {
+    let lan = Lan::new();
+    let address = lan.address(0, 100);
+    let mut cluster = Cluster::on_lan(&lan, &["--load-balancer-pool", &address]);
+    let mut two = Agent::on_lan(&lan, 0, 3, "two");
+    two.start(&cluster.join_flags());
+    cluster.ready_nodes(2);
+    cluster.kubectl_stdin(&["apply", "-f", "-"], WEB).success();
+    ready_pods(&cluster, "app=web", 2);
+    eventually("the address of the pool", || {
+        let service = cluster.get(&["service", "web"]);
+        let ip = &service["status"]["loadBalancer"]["ingress"][0]["ip"];
+        match ip == address.as_str() && !announcer(&cluster).is_empty() {
+            true => Ok(()),
+            false => Err(service.to_string()),
+        }
+    });
+    let slices = cluster.get(&["endpointslices", "-l", "kubernetes.io/service-name=web"]);
+    let written = slices.to_string();
+    assert!(
+        written.contains("endpoints.kubernetes.io/last-change-trigger-time"),
+        "{written}"
+    );
+
+    // A node that is excluded hands the address over, and does not get it back.
+    let label = |change: &str| cluster.kubectl(&["label", "node", "one", change]).success();
+    label(&format!("{EXCLUDED}="));
+    eventually("two to announce it", || announced_by(&cluster, "two"));
+    eventually("traffic to two", || leads_to(&lan, &address, two.machine()));
+    label(&format!("{EXCLUDED}-"));
+
+    let cut = two.machine().address().to_owned();
+    lan.cut(&cut);
+    until("one to take over", TAKEOVER, || {
+        announced_by(&cluster, "one")
+    });
+    eventually("traffic to one", || {
+        leads_to(&lan, &address, cluster.machine())
+    });
+
+    // The other returns and does not announce the address any more.
+    lan.mend(&cut);
+    cluster.ready_nodes(2);
+    ready_pods(&cluster, "app=web", 2);
+    announced_by(&cluster, "one").expect("it stays");
+    lan.run("ip", &["neigh", "flush", "to", &address]).success();
+    eventually("traffic to one", || {
+        leads_to(&lan, &address, cluster.machine())
+    });
+
+    cluster.kubectl(&["delete", "service", "web"]).success();
+    let url = format!("http://{address}/");
+    eventually("nothing at the address", || {
+        match lan.run("curl", &["-s", "-m", "1", &url]).ok {
+            true => Err("it answers".to_owned()),
+            false => Ok(()),
+        }
+    });
+    two.reset();
+    cluster.reset().success();
+}
