@@ -97,6 +97,7 @@ impl Mainstay {
         }
         let config = dns::Config {
             client,
+            saved: None,
             listen: vec![([127, 0, 0, 1], OURS).into()],
             holder: None,
             metrics: None,

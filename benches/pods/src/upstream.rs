@@ -121,9 +121,14 @@ pub(crate) async fn prepare(client: kube::Client) -> Result<()> {
     use kube::api::{Api, PostParams};
     let deadline = Instant::now() + START_TIMEOUT;
     let nodes: Api<Node> = Api::all(client.clone());
-    while !nodes.get(NODE).await.is_ok_and(|node| is_ready(&node)) {
+    loop {
+        let problem = match nodes.get(NODE).await {
+            Ok(node) if is_ready(&node) => break,
+            Ok(_) => "not ready".to_owned(),
+            Err(error) => error.to_string(),
+        };
         if Instant::now() > deadline {
-            bail!("upstream's node is not ready");
+            bail!("upstream's node: {problem}");
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
@@ -165,7 +170,7 @@ fn apiserver_flags(dir: &Path, address: &str) -> Vec<String> {
         &format!("--cert-dir={}", file("certificates")),
         "--service-cluster-ip-range=10.96.0.0/16",
         "--service-account-issuer=https://kubernetes.default.svc",
-        &format!("--service-account-key-file={}", file("accounts.key")),
+        &format!("--service-account-key-file={}", file("accounts.pub")),
         &format!(
             "--service-account-signing-key-file={}",
             file("accounts.key")
@@ -194,8 +199,10 @@ fn write_files(
     pods: usize,
 ) -> Result<PathBuf> {
     let dir = machine.dir();
-    let key = rcgen::KeyPair::generate()?.serialize_pem();
-    fs::write(dir.join("accounts.key"), key)?;
+    let key = rcgen::KeyPair::generate()?;
+    fs::write(dir.join("accounts.key"), key.serialize_pem())?;
+    // kube-apiserver does not find the public key in a private key in PKCS #8.
+    fs::write(dir.join("accounts.pub"), key.public_key_pem())?;
     let admin = format!("{TOKEN},admin,admin,system:masters\n");
     fs::write(dir.join("tokens.csv"), admin)?;
     let settings = json!({
