@@ -138,7 +138,10 @@ pub(super) fn check(root: &Path) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// The Rust files below a directory.
+/// Directories of files that were not written by hand.
+const NOT_OURS: &[&str] = &["target", "generated"];
+
+/// The Rust files below a directory that were written by hand.
 pub(super) fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     collect(directory, &mut files)?;
@@ -151,8 +154,10 @@ fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     };
     for entry in entries {
         let path = entry?.path();
-        if path.is_dir() && !path.ends_with("target") {
-            collect(&path, files)?;
+        if path.is_dir() {
+            if !NOT_OURS.iter().any(|name| path.ends_with(name)) {
+                collect(&path, files)?;
+            }
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             files.push(path);
         }

@@ -1,0 +1,147 @@
+//! Packets with senders of others: from pods, and of the overlay.
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use network::{
+    PodNetwork,
+    lab::{self, NODE_IP, Namespace},
+    netns,
+    nft::Nft,
+};
+
+use super::{at, config, distant_nodes, node_routes, request};
+
+/// A VXLAN packet with an inner datagram, as a node sends it.
+fn packed(mac: &str, source: [u8; 4], to: [u8; 4], port: u16, text: &[u8]) -> Vec<u8> {
+    let vni = network::names::vni(&node_routes().cluster) << 8;
+    let mut bytes = [&[8, 0, 0, 0][..], &vni.to_be_bytes()].concat();
+    bytes.extend(
+        mac.split(':')
+            .map(|byte| u8::from_str_radix(byte, 16).unwrap()),
+    );
+    bytes.extend([2, 0, 0, 0, 0, 1, 8, 0]);
+    let datagram = u16::try_from(8 + text.len()).unwrap();
+    let length = (20 + datagram).to_be_bytes();
+    let mut header = vec![0x45, 0, length[0], length[1], 0, 0, 0, 0, 64, 17, 0, 0];
+    header.extend([source, to].concat());
+    let words = header.chunks(2);
+    let sum: u32 = words
+        .map(|word| u32::from(word[0]) << 8 | u32::from(word[1]))
+        .sum();
+    let sum = u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap();
+    header[10..12].copy_from_slice(&(!sum).to_be_bytes());
+    bytes.extend(header);
+    for word in [4000, port, datagram, 0] {
+        bytes.extend(word.to_be_bytes());
+    }
+    bytes.extend(text);
+    bytes
+}
+
+#[test]
+fn only_nodes_can_send_packets_of_the_overlay_to_a_node() {
+    lab::node(|outside| async move {
+        let nodes = distant_nodes(&outside).await;
+        let pods = reach_the_second_node(outside.clone(), nodes, "far 10.42.0.0").await;
+        let link = outside.command("ip -o link show m0123abcd-vx").await;
+        let mac = link.split("link/ether ").nth(1).unwrap()[..17].to_owned();
+        let receiver = network::netns::run(pods.far.path(), || {
+            let socket = UdpSocket::bind("0.0.0.0:99").unwrap();
+            socket
+                .set_read_timeout(Some(Duration::from_secs(10)))
+                .unwrap();
+            socket
+        });
+        let receiver = receiver.await.unwrap();
+        let from_victim = [10, 42, 0, 77];
+        let forged = packed(&mac, from_victim, [10, 42, 1, 1], 99, b"forged");
+        let send = move |from: &str| {
+            let socket = UdpSocket::bind((from, 0)).unwrap();
+            // The kernel may report at once that it was dropped.
+            let _ = socket.send_to(&forged, "203.0.113.2:8472");
+        };
+        let of_pod = send.clone();
+        network::netns::run(pods.near.path(), move || of_pod("0.0.0.0"))
+            .await
+            .unwrap();
+        // A machine that is not a node.
+        send("192.0.2.1");
+        let honest = || {
+            UdpSocket::bind("0.0.0.0:0")
+                .unwrap()
+                .send_to(b"honest", "10.42.1.1:99")
+        };
+        network::netns::run(pods.near.path(), honest)
+            .await
+            .unwrap()
+            .unwrap();
+        let mut buffer = [0; 16];
+        let length = receiver.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"honest");
+        // From a node it would have arrived.
+        send("198.51.100.1");
+        let (length, from) = receiver.recv_from(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"forged");
+        assert_eq!(from.ip().to_string(), "10.42.0.77");
+    });
+}
+
+/// Sends a datagram from an address of the pod's choice.
+async fn send_from(pod: &Namespace, from: SocketAddr, to: SocketAddr) {
+    let send = move || {
+        let socket = UdpSocket::bind(from).unwrap();
+        // The kernel may report at once that there is no answer.
+        let _ = socket.send_to(b"x", to);
+    };
+    netns::run(pod.path(), send).await.unwrap();
+}
+
+#[test]
+fn a_pod_cannot_fill_the_nodes_neighbour_table() {
+    lab::node(|_| async move {
+        let state = tempfile::tempdir().unwrap();
+        lab::command("ip address add 2001:db8::1/64 dev wire0 nodad");
+        let mut config = config(state.path());
+        config.cluster_cidrs.push("fd00:42::/48".parse().unwrap());
+        config.node_ips.push("2001:db8::1".parse().unwrap());
+        let network = config.build(Nft::new()).unwrap();
+        let cidrs = ["10.42.0.0/24", "fd00:42::/64"].map(|cidr| cidr.parse().unwrap());
+        network.set_pod_cidrs(cidrs.into()).await.unwrap();
+        let pod = Namespace::new();
+        network.attach(request("a", &pod)).await.unwrap();
+        // ARP requests and neighbour solicitations have the source of the packet that needs them.
+        for line in [
+            "ip address add 10.99.0.7/32 dev lo".to_owned(),
+            "ip address add fe80::bad/64 dev eth0 nodad".to_owned(),
+            format!("ip route add {NODE_IP} dev eth0"),
+        ] {
+            pod.command(&line).await;
+        }
+        let route = lab::command("ip -o route get 10.42.0.1");
+        let link = route.split(' ').skip_while(|word| *word != "dev").nth(1);
+        let link = link.unwrap().to_owned();
+        let shown = lab::command(&format!("ip -6 -o address show dev {link} scope link"));
+        let node_side = shown
+            .split([' ', '/'])
+            .find(|word| word.starts_with("fe80"));
+        let node_side = format!("[{}%2]:9", node_side.unwrap());
+        let index = pod.command("cat /sys/class/net/eth0/ifindex").await;
+        let index = index.trim();
+        let scoped = |address: &str| at(&address.replace("%2", &format!("%{index}")));
+        send_from(&pod, at("10.99.0.7:0"), SocketAddr::new(NODE_IP, 9)).await;
+        send_from(&pod, scoped("[fe80::bad%2]:0"), scoped(&node_side)).await;
+        lab::serve_here("node", 9090);
+        pod.ask(at("[2001:db8::1]:9090")).await.unwrap();
+        let known = lab::command(&format!("ip neigh show dev {link}"));
+        assert!(!known.contains("10.99.0.7"), "{known}");
+        assert!(!known.contains("fe80::bad"), "{known}");
+        // With its own address the pod may ask.
+        pod.command(&format!("ip neigh flush to {NODE_IP} dev eth0"))
+            .await;
+        let answer = pod.ask(SocketAddr::new(NODE_IP, 9090)).await;
+        assert_eq!(answer.unwrap(), "node 10.42.0.1");
+    });
+}
