@@ -173,9 +173,19 @@ impl Node {
             Ok(Err(status)) if status.code() == Code::Cancelled && is_timeout(&status) => {
                 Err(late())
             }
-            Ok(Err(status)) => Err(status),
+            Ok(Err(status)) => Err(unanswered(status)),
             Err(_) => Err(late()),
         }
+    }
+}
+
+/// An error of the connection, not the driver's response: the driver died during the call and may
+/// have done it. As in Go clients, the code is `Unavailable`; tonic uses codes that drivers use for
+/// calls that failed.
+fn unanswered(status: Status) -> Status {
+    match std::error::Error::source(&status) {
+        Some(_) if status.code() != Code::Cancelled => Status::unavailable(status.message()),
+        _ => status,
     }
 }
 

@@ -17,6 +17,8 @@ use crate::{Error, Result};
 /// The maximum depth: one descriptor is open per level. Deeper directories are moved to the top
 /// first.
 const MAX_DEPTH: usize = 64;
+/// How many names of a directory are read at a time: its writer decides how many there are.
+const MAX_ENTRIES: usize = 1024;
 
 const OPEN_DIR: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
@@ -68,6 +70,21 @@ fn open_dir(parent: &OwnedFd, name: &CStr) -> rustix::io::Result<Option<OwnedFd>
     }
 }
 
+/// The first entries of a directory, which may have more than fit into memory.
+fn some_entries(dir: &OwnedFd) -> rustix::io::Result<Vec<CString>> {
+    let mut entries = Vec::new();
+    for entry in Dir::read_from(dir)? {
+        let name = entry?.file_name().to_owned();
+        if !matches!(name.to_bytes(), b"." | b"..") {
+            entries.push(name);
+        }
+        if entries.len() == MAX_ENTRIES {
+            break;
+        }
+    }
+    Ok(entries)
+}
+
 struct Removal<'a> {
     top: &'a OwnedFd,
     moved: u64,
@@ -75,13 +92,21 @@ struct Removal<'a> {
 
 impl Removal<'_> {
     fn empty(&mut self, dir: &OwnedFd, depth: usize) -> rustix::io::Result<()> {
-        let mut entries = Vec::new();
-        for entry in Dir::read_from(dir)? {
-            let name = entry?.file_name().to_owned();
-            if !matches!(name.to_bytes(), b"." | b"..") {
-                entries.push(name);
+        loop {
+            let entries = some_entries(dir)?;
+            if entries.is_empty() {
+                return Ok(());
             }
+            self.remove(dir, entries, depth)?;
         }
+    }
+
+    fn remove(
+        &mut self,
+        dir: &OwnedFd,
+        entries: Vec<CString>,
+        depth: usize,
+    ) -> rustix::io::Result<()> {
         for name in entries {
             match open_dir(dir, &name)? {
                 None => unlink(dir, &name, AtFlags::empty())?,
@@ -169,6 +194,20 @@ mod tests {
             dir = rustix::fs::openat(&dir, "d", OPEN_DIR, Mode::empty()).unwrap();
         }
         drop(dir);
+        remove_tree(&tree).unwrap();
+        assert!(!tree.exists());
+    }
+
+    #[test]
+    fn a_directory_with_more_entries_than_are_read_at_a_time_goes() {
+        let root = tempfile::tempdir().unwrap();
+        let tree = root.path().join("tree");
+        std::fs::create_dir(&tree).unwrap();
+        for number in 0..2 * MAX_ENTRIES + 1 {
+            std::fs::write(tree.join(number.to_string()), "").unwrap();
+        }
+        let opened = rustix::fs::open(&tree, OPEN_DIR, Mode::empty()).unwrap();
+        assert_eq!(some_entries(&opened).unwrap().len(), MAX_ENTRIES);
         remove_tree(&tree).unwrap();
         assert!(!tree.exists());
     }

@@ -5,13 +5,15 @@ mod services;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::Shutdown,
+    os::{fd::AsFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use parking_lot::Mutex;
 use tokio::{net::UnixListener, task::JoinHandle};
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::{StreamExt, wrappers::UnixListenerStream};
 pub use tonic::Code;
 use tonic::{Status, transport::Server};
 
@@ -71,6 +73,8 @@ pub enum Fault {
     Hang,
     /// Done, but never answered.
     Stall,
+    /// Done, but the driver dies before it answers: all of its connections end.
+    Die,
 }
 
 /// One call.
@@ -114,6 +118,8 @@ struct State {
     max_volumes: i64,
     registered: Option<bool>,
     registration_error: String,
+    /// The connections of its callers.
+    connections: Vec<UnixStream>,
 }
 
 struct Shared {
@@ -171,6 +177,11 @@ impl Driver {
             .add_service(IdentityServer::new(self.clone()))
             .add_service(ControllerServer::new(self.clone()))
             .add_service(NodeServer::new(self.clone()));
+        let connected = self.clone();
+        let own = own.map(move |stream| {
+            connected.connected(stream.as_ref());
+            stream
+        });
         let registration = Server::builder().add_service(RegistrationServer::new(self.clone()));
         let tasks = vec![
             tokio::spawn(async move {
@@ -263,6 +274,22 @@ impl Driver {
         self.0.state.lock().registration_error.clone()
     }
 
+    /// Keeps a second handle of a connection.
+    fn connected(&self, stream: Result<&tokio::net::UnixStream, &std::io::Error>) {
+        let handle = stream
+            .ok()
+            .and_then(|stream| stream.as_fd().try_clone_to_owned().ok());
+        let handle = handle.map(UnixStream::from);
+        self.0.state.lock().connections.extend(handle);
+    }
+
+    /// Ends all connections, as the end of the driver's process does.
+    fn die(&self) {
+        for connection in self.0.state.lock().connections.drain(..) {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+    }
+
     /// Records a call and applies its fault: with `Lost`, the call is done and its response lost.
     async fn enter(&self, call: Call) -> Result<Option<Lost>, Status> {
         let fault = {
@@ -277,6 +304,7 @@ impl Driver {
             None => Ok(None),
             Some(Fault::Lose(code)) => Ok(Some(Lost::Code(code))),
             Some(Fault::Stall) => Ok(Some(Lost::Answer)),
+            Some(Fault::Die) => Ok(Some(Lost::Connections(self.clone()))),
             Some(Fault::Refuse(code)) => Err(Status::new(code, "a test says so")),
             // Until the caller gives up.
             Some(Fault::Hang) => std::future::pending().await,
@@ -288,12 +316,17 @@ impl Driver {
 enum Lost {
     Code(Code),
     Answer,
+    Connections(Driver),
 }
 
 async fn lost<T: Default>(lost: Option<Lost>) -> Result<tonic::Response<T>, Status> {
     match lost {
         Some(Lost::Code(code)) => Err(Status::new(code, "done, and a test says so")),
         Some(Lost::Answer) => std::future::pending().await,
+        Some(Lost::Connections(driver)) => {
+            driver.die();
+            std::future::pending().await
+        }
         None => Ok(tonic::Response::new(T::default())),
     }
 }

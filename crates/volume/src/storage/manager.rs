@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use stdx::{Backoff, Clock};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::{
     Host, Observer, PodMount, Publish, Spec, Step, StepError, StoragePlugin,
@@ -271,7 +271,11 @@ impl Manager {
             entry.staged(key)
         });
         if let (Err(_), Progress::No, Some(staged)) = (&outcome, after, staged) {
-            plugin.forget_stage(&staged, &*self.host).await;
+            // A driver may return an error and leave a mount: it is unstaged after the last pod.
+            if let Err(error) = plugin.forget_stage(&staged, &*self.host).await {
+                warn!(volume = %key, %error, "volume may be staged after an error");
+                self.with(key, |entry| entry.staged = Progress::Maybe);
+            }
         }
         outcome
     }

@@ -295,9 +295,11 @@ pub trait StoragePlugin: Send + Sync {
         let _ = (spec, pod, host);
         Ok(())
     }
-    /// Cleans up after a failed `stage`, if nothing was staged before.
-    async fn forget_stage(&self, staged: &Staged, host: &dyn Host) {
+    /// Cleans up after a failed `stage`, if nothing was staged before. Fails if something is staged
+    /// all the same.
+    async fn forget_stage(&self, staged: &Staged, host: &dyn Host) -> Step<()> {
         let _ = (staged, host);
+        Ok(())
     }
     /// Publishes the volume to a pod; returns the path or the device for its containers.
     async fn publish(&self, request: &Publish<'_>, host: &dyn Host) -> Step<PathBuf>;

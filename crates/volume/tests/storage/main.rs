@@ -222,6 +222,24 @@ async fn a_refused_step_leaves_nothing_and_an_uncertain_one_is_undone() {
 }
 
 #[tokio::test]
+async fn a_step_in_which_the_driver_died_is_undone() {
+    let node = Node::new(Options::new(DRIVER));
+    for method in ["NodeStageVolume", "NodePublishVolume"] {
+        node.driver.break_method(method, Fault::Die);
+        let error = node.set_up(&pod("p"), &volume("data")).await.unwrap_err();
+        assert!(matches!(error.error, StepError::Uncertain(_)), "{error}");
+        assert_eq!(node.driver.staged().len(), 1);
+        node.driver.heal(method);
+        node.manager.tear_down("p").await.unwrap();
+        assert!(node.driver.published().is_empty());
+        until("the volume to be unstaged", || {
+            node.driver.staged().is_empty()
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
 async fn a_driver_that_hangs_or_is_away_delays_only_its_own_volumes() {
     let node = Node::new(Options::new(DRIVER));
     let data = volume("data");

@@ -1,5 +1,5 @@
 //! Random histories compared with a simple model: pods start and end, sequentially and
-//! concurrently; the driver fails, loses responses, hangs and disappears; the disk is full; the
+//! concurrently; the driver fails, loses responses, hangs, dies and disappears; the disk is full; the
 //! kubelet is killed during a call. After every step the driver's state is compared with what the
 //! model allows.
 
@@ -183,6 +183,7 @@ impl Run {
             Fault::Refuse(Code::Internal),
             Fault::Refuse(Code::Unavailable),
             Fault::Lose(Code::Aborted),
+            Fault::Die,
         ]);
         self.history.push(format!("break {method}: {fault:?}"));
         self.node.driver.break_method(method, fault);

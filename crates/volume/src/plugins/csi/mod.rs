@@ -176,12 +176,8 @@ impl StoragePlugin for Csi {
         outcome.map_err(failed)
     }
 
-    async fn forget_stage(&self, staged: &Staged, host: &dyn Host) {
-        if let Err(error) = clean_staging(staged, host).await {
-            // The next attempt finds it.
-            let volume = &staged.volume;
-            tracing::debug!(volume, %error, "cannot clean up after a failed NodeStageVolume");
-        }
+    async fn forget_stage(&self, staged: &Staged, host: &dyn Host) -> Step<()> {
+        clean_staging(staged, host).await
     }
 
     async fn publish(&self, request: &Publish<'_>, host: &dyn Host) -> Step<PathBuf> {
