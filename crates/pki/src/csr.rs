@@ -19,6 +19,7 @@ use x509_parser::{
 use crate::{
     Authority, Error,
     authority::{certificates_from_pem, date, skew, tlv},
+    common_name,
 };
 
 /// The default lifetime of certificates.
@@ -76,10 +77,7 @@ impl Request {
                 .map_err(|_| "the subject is malformed".to_owned())
         };
         let mut wish = RequestedCertificate {
-            common_name: info
-                .subject
-                .iter_common_name()
-                .next()
+            common_name: common_name(&info.subject)
                 .map(text)
                 .transpose()?
                 .unwrap_or_default(),
@@ -487,6 +485,23 @@ mod tests {
         Usages::parse(&["no such usage"]).unwrap_err();
         let names = parsed.subject_alternative_name().unwrap().unwrap();
         assert_eq!(names.value.general_names.len(), 2);
+    }
+
+    #[test]
+    fn the_last_of_several_common_names_is_the_user_for_all_readers() {
+        let directory = tempfile::tempdir().unwrap();
+        let pki = Pki::ensure(directory.path(), &Names::default()).unwrap();
+        let pem = asked(|params| {
+            let second = DnType::CustomDnType(vec![2, 5, 4, 3]);
+            params.distinguished_name.push(second, "system:node:one");
+        });
+        let request = Request::parse(&pem).unwrap();
+        assert_eq!(request.common_name, "system:node:one");
+        let usages = Usages::parse(&["client auth"]).unwrap();
+        let now = Timestamp::now();
+        let signed = pki.ca().sign(&request, &usages, now, LIFE).unwrap();
+        let chain = crate::authority::certificates_from_pem(signed.as_bytes()).unwrap();
+        assert_eq!(pki.identify(&chain, now).unwrap().user, "system:node:one");
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub use kubeconfig::{Kubeconfig, SERVERS_EXTENSION};
 pub use leaf::{Issued, Leaf};
 pub use lifetime::Lifetime;
 pub use names::Names;
-pub use peer::{Identifier, Peer, Signer};
+pub use peer::{Identifier, Peer, Signer, common_name};
 pub use renewing::{KeyedRequest, Renewing, public_key_hash, public_key_hashes};
 pub use rotation::Rotation;
 pub use tls::{bearer_client_config, client_config_from_pem, server_config_from_pem};

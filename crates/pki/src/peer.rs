@@ -8,7 +8,7 @@ use rustls::{
     pki_types::CertificateDer,
     server::{WebPkiClientVerifier, danger::ClientCertVerifier},
 };
-use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::prelude::{AttributeTypeAndValue, FromDer, X509Certificate, X509Name};
 
 use crate::{
     Error, Pki,
@@ -89,16 +89,19 @@ impl Identifier {
     }
 }
 
+/// The common name of a subject: the last one if there are several, as for Go's programs. All readers
+/// must agree, or a request is approved for one user and its certificate is another's.
+pub fn common_name<'a>(subject: &'a X509Name<'_>) -> Option<&'a AttributeTypeAndValue<'a>> {
+    subject.iter_common_name().last()
+}
+
 /// The identity in a certificate, regardless of its signer.
 fn named(certificate: &CertificateDer<'_>, signer: Signer) -> Result<Peer, Error> {
     let malformed = |what: &str| Error::Certificate(format!("malformed {what}"));
     let (_, parsed) =
         X509Certificate::from_der(certificate).map_err(|_| malformed("certificate"))?;
     let subject = parsed.subject();
-    let user = subject
-        .iter_common_name()
-        .next()
-        .ok_or_else(|| malformed("subject"))?;
+    let user = common_name(subject).ok_or_else(|| malformed("subject"))?;
     let user = user.as_str().map_err(|_| malformed("common name"))?;
     if user.is_empty() {
         return Err(malformed("common name"));

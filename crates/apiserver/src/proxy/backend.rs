@@ -90,8 +90,8 @@ fn is_of_node(chain: Option<&[CertificateDer<'_>]>, node: &str) -> bool {
     let first = chain.and_then(|chain| chain.first());
     let parsed = first.and_then(|der| x509_parser::parse_x509_certificate(der).ok());
     parsed.is_some_and(|(_, certificate)| {
-        let mut names = certificate.subject().iter_common_name();
-        let name = names.next().and_then(|name| name.as_str().ok());
+        let name = pki::common_name(certificate.subject());
+        let name = name.and_then(|name| name.as_str().ok());
         name.and_then(|name| name.strip_prefix("system:node:")) == Some(node)
     })
 }

@@ -48,7 +48,7 @@ pub struct User {
 pub(crate) fn certificate_user(chain: &[CertificateDer<'_>]) -> Option<User> {
     let (_, certificate) = X509Certificate::from_der(chain.first()?).ok()?;
     let subject = certificate.subject();
-    let name = subject.iter_common_name().next()?.as_str().ok()?.to_owned();
+    let name = pki::common_name(subject)?.as_str().ok()?.to_owned();
     let groups = subject
         .iter_organization()
         .filter_map(|group| group.as_str().ok());
