@@ -103,6 +103,9 @@ pub fn diagnose(scheduling: &mut Scheduling, profile: &Profile, pod: &Arc<PodInf
     }
 }
 
+/// The hint for plugins about volumes; the asker knows the claims of the pod.
+pub const CLAIM_HELP: &str = "mainstay why pvc/NAME";
+
 /// Hints for these plugins; `is_ill` if a node has a taint of its own conditions.
 fn help(plugins: &BTreeSet<&'static str>, is_ill: bool) -> Vec<String> {
     let help = |plugin: &&'static str| match *plugin {
@@ -130,7 +133,7 @@ fn help(plugins: &BTreeSet<&'static str>, is_ill: bool) -> Vec<String> {
         volume_binding::NAME
         | volume_zone::NAME
         | volume_restrictions::NAME
-        | node_volume_limits::NAME => "mainstay why pvc/NAME",
+        | node_volume_limits::NAME => CLAIM_HELP,
         dynamic_resources::NAME => "kubectl get resourceclaims,resourceslices",
         _ => "",
     };

@@ -368,20 +368,30 @@ pub(crate) async fn answer(client: &kube::Client, asked: &Access) -> Result<Answ
         .await?;
     let roles: Api<ClusterRole> = Api::all(client.clone());
     let roles = roles.list(&ListParams::default()).await?;
-    let answer = explain(asked, &review.status.unwrap_or_default(), &roles);
-    Ok(match asked.is_unknown(&known) {
-        true => answer.because("the server has no resource of this name"),
-        false => answer,
-    })
+    let status = review.status.unwrap_or_default();
+    Ok(explain(asked, &status, &roles, asked.is_unknown(&known)))
 }
 
-fn explain(asked: &Access, status: &SubjectAccessReviewStatus, roles: &[ClusterRole]) -> Answer {
+fn explain(
+    asked: &Access,
+    status: &SubjectAccessReviewStatus,
+    roles: &[ClusterRole],
+    is_unknown: bool,
+) -> Answer {
     let reason = status.reason.as_deref().filter(|reason| !reason.is_empty());
+    let absent = is_unknown.then(|| "the server has no resource of this name".to_owned());
     if status.allowed {
         let answer = Answer::new(asked.sentence().replace("{}", "may"));
-        return answer.because_all(reason.map(str::to_owned));
+        return answer
+            .because_all(reason.map(str::to_owned))
+            .because_all(absent);
     }
     let mut answer = Answer::new(asked.sentence().replace("{}", "may not"));
+    if let Some(absent) = absent {
+        return answer
+            .because(absent)
+            .next("kubectl api-resources lists the resources of the server");
+    }
     answer = match reason {
         Some(reason) => answer.because(reason),
         None => answer.because("no Role or ClusterRole that is bound to this user or one of its groups has such a rule"),
@@ -445,12 +455,21 @@ mod tests {
     }
 
     #[test]
+    fn no_role_is_proposed_for_a_resource_that_the_server_does_not_have() {
+        let asked = asked("alice", "get", "nope", None);
+        let text = explain(&asked, &SubjectAccessReviewStatus::default(), &[], true).to_string();
+        assert!(text.contains("no resource of this name"), "{text}");
+        assert!(!text.contains("create role"), "{text}");
+    }
+
+    #[test]
     fn a_refusal_names_the_role_that_would_help() {
         let roles = json!([{"metadata": {"name": "view"}, "rules": [
             {"verbs": ["get"], "apiGroups": ["apps"], "resources": ["deployments"]}]}]);
         let roles: Vec<ClusterRole> = serde_json::from_value(roles).unwrap();
         let asked = asked("sa/shop/cart", "get", "deployments.apps", None);
-        let text = explain(&asked, &SubjectAccessReviewStatus::default(), &roles).to_string();
+        let text =
+            explain(&asked, &SubjectAccessReviewStatus::default(), &roles, false).to_string();
         for part in [
             "system:serviceaccount:shop:cart may not get deployments.apps in namespace shop",
             "these ClusterRoles have one: view",
@@ -470,7 +489,7 @@ mod tests {
         let nodes = asked("alice", "delete", "nodes", None).resolved(&known);
         let attributes = nodes.review().spec.resource_attributes.unwrap();
         assert_eq!(attributes.namespace, None);
-        let text = explain(&nodes, &SubjectAccessReviewStatus::default(), &[]).to_string();
+        let text = explain(&nodes, &SubjectAccessReviewStatus::default(), &[], false).to_string();
         for part in [
             "alice may not delete nodes\n",
             "-> kubectl create clusterrole NAME --verb=delete --resource=nodes\n",

@@ -31,6 +31,7 @@ fn explain(namespace: &Namespace) -> Answer {
         let message = condition.message.as_deref().unwrap_or_default();
         answer = answer.because(format!("{}: {message}", condition.type_));
         answer = match condition.type_.as_str() {
+            "NamespaceContentRemaining" => answer.next(format!("kubectl get all --really-all -n {}", namespace.name_any())),
             "NamespaceFinalizersRemaining" => answer.next("the controllers that set these finalizers must remove them; are they still installed?"),
             "NamespaceDeletionDiscoveryFailure" => answer.next("an APIService is not available: kubectl get apiservices"),
             _ => answer,
@@ -51,7 +52,13 @@ fn explain(namespace: &Namespace) -> Answer {
             others.join(", ")
         ));
     }
-    answer
+    match namespace.finalizers() {
+        [] => answer,
+        own => answer.because(format!(
+            "waiting for finalizers: {}; the controllers that set them must remove them",
+            own.join(", ")
+        )),
+    }
 }
 
 #[cfg(test)]
@@ -62,7 +69,7 @@ mod tests {
 
     #[test]
     fn remaining_resources_of_a_namespace_are_reported() {
-        let namespace = json!({"metadata": {"name": "old", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+        let namespace = json!({"metadata": {"name": "old", "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["d.e/f"]},
             "spec": {"finalizers": ["kubernetes", "a.b/c"]},
             "status": {"conditions": [
                 {"type": "NamespaceContentRemaining", "status": "True", "message": "widgets. has 1 resource instances"},
@@ -72,6 +79,8 @@ mod tests {
             "namespace/old is Terminating",
             "has 1 resource instances",
             "waiting for spec.finalizers: a.b/c",
+            "waiting for finalizers: d.e/f;",
+            "-> kubectl get all --really-all -n old",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }

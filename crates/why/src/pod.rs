@@ -3,7 +3,7 @@
 use client::{Api, kube};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    ContainerState, ContainerStateTerminated, ContainerStatus, Node, Pod, PodCondition,
+    ContainerState, ContainerStateTerminated, ContainerStatus, Node, Pod, PodCondition, Volume,
 };
 use kube::api::LogParams;
 use machinery::time::human_duration;
@@ -139,7 +139,7 @@ fn terminating(name: &str, pod: &Pod, seen: &Seen, now: Timestamp) -> Answer {
         let holders = finalizers.join(", ");
         answer = answer
             .because(format!("waiting for finalizers: {holders}; the controllers that set them must remove them"))
-            .next(format!("if those controllers are gone for good: kubectl patch {name} --type=merge -p '{{\"metadata\":{{\"finalizers\":null}}}}'"));
+            .next(format!("if those controllers are gone for good: kubectl patch {name}{} --type=merge -p '{{\"metadata\":{{\"finalizers\":null}}}}'", namespace_flag(pod)));
     }
     if overdue < 0 {
         let left = human_duration(-overdue);
@@ -227,7 +227,41 @@ fn unscheduled(name: &str, pod: &Pod, seen: &Seen) -> Answer {
         return answer.because("it fits a node now: the scheduler retries after its backoff");
     }
     let help = seen.placement.help.iter();
-    help.fold(answer.because_all(lines), |answer, step| answer.next(step))
+    help.fold(answer.because_all(lines), |answer, step| {
+        let claims = claims(pod);
+        match step.as_str() {
+            scheduler::diagnosis::CLAIM_HELP if !claims.is_empty() => {
+                let ask = |claim| format!("mainstay why pvc/{claim}{}", namespace_flag(pod));
+                claims.into_iter().map(ask).fold(answer, Answer::next)
+            }
+            step => answer.next(step),
+        }
+    })
+}
+
+/// ` -n NAMESPACE` for the commands of next steps, unless it is the default one.
+fn namespace_flag(pod: &Pod) -> String {
+    match pod.metadata.namespace.as_deref() {
+        None | Some("" | "default") => String::new(),
+        Some(namespace) => format!(" -n {namespace}"),
+    }
+}
+
+/// The names of the pod's PersistentVolumeClaims.
+fn claims(pod: &Pod) -> Vec<String> {
+    let volumes = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.volumes.iter().flatten());
+    let claim = |volume: &Volume| match &volume.persistent_volume_claim {
+        Some(source) => Some(source.claim_name.clone()),
+        None => {
+            let pod = pod.metadata.name.as_deref().unwrap_or_default();
+            let is_own = volume.ephemeral.is_some();
+            is_own.then(|| format!("{pod}-{}", volume.name))
+        }
+    };
+    volumes.filter_map(claim).collect()
 }
 
 fn on_its_node(name: &str, pod: &Pod, seen: &Seen, now: Timestamp) -> Answer {
@@ -241,7 +275,7 @@ fn on_its_node(name: &str, pod: &Pod, seen: &Seen, now: Timestamp) -> Answer {
             .next(format!("mainstay why node/{node}"));
     }
     if let Some(status) = statuses(pod).find(|status| waiting(status).is_some()) {
-        return container_waits(name, status, seen);
+        return container_waits(name, pod, status, seen);
     }
     if let Some(condition) = condition(pod, "Ready").filter(|ready| ready.status != "True") {
         return not_ready(name, pod, condition, seen);
@@ -273,7 +307,7 @@ fn waiting(status: &ContainerStatus) -> Option<&str> {
     (!matches!(reason, "ContainerCreating" | "PodInitializing")).then_some(reason)
 }
 
-fn container_waits(name: &str, status: &ContainerStatus, seen: &Seen) -> Answer {
+fn container_waits(name: &str, pod: &Pod, status: &ContainerStatus, seen: &Seen) -> Answer {
     let reason = waiting(status).unwrap_or_default();
     let message = status
         .state
@@ -297,7 +331,10 @@ fn container_waits(name: &str, status: &ContainerStatus, seen: &Seen) -> Answer 
             let answer = with_log(answer, seen);
             match out_of_memory {
                 true => answer.next("raise the container's memory limit"),
-                false => answer.next(format!("kubectl logs {name} -c {container} --previous")),
+                false => answer.next(format!(
+                    "kubectl logs {name}{} -c {container} --previous",
+                    namespace_flag(pod)
+                )),
             }
         }
         "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => {
@@ -311,12 +348,45 @@ fn container_waits(name: &str, status: &ContainerStatus, seen: &Seen) -> Answer 
                 .because(cause)
                 .next("check the image's name and tag, the registry's address, and spec.imagePullSecrets")
         }
-        _ => Answer::new(format!(
-            "{name} cannot start container {container}: {reason}"
-        ))
-        .because(message)
-        .because_all(seen.warnings.iter().map(Warning::line)),
+        _ => {
+            // The runtime's further lines repeat the first in other words.
+            let cause = message.lines().next().unwrap_or_default().trim_end();
+            // Events of the same failure have the same text.
+            let is_new = |warning: &&Warning| cause.is_empty() || !warning.message.contains(cause);
+            let others = seen.warnings.iter().filter(is_new);
+            let answer = Answer::new(format!(
+                "{name} cannot start container {container}: {reason}"
+            ))
+            .because_all((!cause.is_empty()).then(|| cause.to_owned()))
+            .because_all(others.map(Warning::line));
+            start_help(pod, container, message)
+                .into_iter()
+                .fold(answer, Answer::next)
+        }
     }
+}
+
+/// What helps against common causes of a container that cannot be started.
+fn start_help(pod: &Pod, container: &str, message: &str) -> Option<String> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+    let lower = message.to_lowercase();
+    if lower.starts_with("configmap \"") || lower.starts_with("secret \"") {
+        return Some(format!(
+            "create it in namespace {namespace}, or set optional: true where the container refers to it"
+        ));
+    }
+    if lower.contains("couldn't find key") {
+        return Some(
+            "add the key, or set optional: true where the container refers to it".to_owned(),
+        );
+    }
+    let is_exec = lower.contains("exec: ")
+        && (lower.contains("no such file")
+            || lower.contains("not found")
+            || lower.contains("permission denied"));
+    is_exec.then(|| {
+        format!("check the command of container {container}: the image must have this program, and it must be executable")
+    })
 }
 
 fn not_ready(name: &str, pod: &Pod, ready: &PodCondition, seen: &Seen) -> Answer {
@@ -395,7 +465,7 @@ mod tests {
         serde_json::from_value(whole).unwrap()
     }
 
-    fn told(pod: &Pod, seen: &Seen) -> String {
+    fn explained(pod: &Pod, seen: &Seen) -> String {
         explain(pod, seen, NOW.parse().unwrap()).to_string()
     }
 
@@ -405,7 +475,7 @@ mod tests {
     }
 
     fn assert_explained(pod: &Pod, seen: &Seen, parts: &[&str]) {
-        let text = told(pod, seen);
+        let text = explained(pod, seen);
         for part in parts {
             assert!(text.contains(part), "{part:?} is missing in:\n{text}");
         }
@@ -503,6 +573,62 @@ mod tests {
             &pod(json!({}), on_node(), container(pull, json!({}))),
             &with_warning("Failed", "Failed to pull image: not found"),
             &["cannot pull its image here:1", "not found"],
+        );
+    }
+
+    #[test]
+    fn a_container_that_cannot_be_started_has_each_cause_once_and_a_step() {
+        let cases = [
+            (
+                "configmap \"missing\" not found",
+                "-> create it in namespace shop, or set optional: true",
+            ),
+            (
+                "exec: \"/x\": no such file or directory\nthe same again",
+                "-> check the command of container main",
+            ),
+        ];
+        for (message, step) in cases {
+            let state =
+                json!({"waiting": {"reason": "CreateContainerConfigError", "message": message}});
+            let pod = pod(
+                json!({"namespace": "shop"}),
+                on_node(),
+                container(state, json!({})),
+            );
+            let text = explained(&pod, &with_warning("Failed", &format!("Error: {message}")));
+            let first = message.lines().next().unwrap();
+            assert_eq!(text.matches(first).count(), 1, "{text}");
+            assert!(text.contains(step), "{text}");
+            assert!(!text.contains("again"), "{text}");
+        }
+    }
+
+    #[test]
+    fn next_steps_name_the_namespace_and_the_claims_of_the_pod() {
+        let shop = json!({"namespace": "shop"});
+        let crash = json!({"waiting": {"reason": "CrashLoopBackOff"}});
+        assert_explained(
+            &pod(shop.clone(), on_node(), container(crash, json!({}))),
+            &Seen::default(),
+            &["kubectl logs pod/web -n shop -c main --previous"],
+        );
+        let placement = Diagnosis {
+            help: vec![scheduler::diagnosis::CLAIM_HELP.to_owned()],
+            message: "pod has unbound immediate PersistentVolumeClaims".to_owned(),
+            ..Diagnosis::default()
+        };
+        let seen = Seen {
+            placement,
+            ..Seen::default()
+        };
+        let volumes = json!({"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "data"}},
+            {"name": "b", "ephemeral": {}}, {"name": "c", "emptyDir": {}}]});
+        let unscheduled = json!({"conditions": [{"type": "PodScheduled", "status": "False"}]});
+        assert_explained(
+            &pod(shop, volumes, unscheduled),
+            &seen,
+            &["-> mainstay why pvc/data -n shop\n  -> mainstay why pvc/web-b -n shop\n"],
         );
     }
 

@@ -110,12 +110,14 @@ impl Question {
                 to: to.to_owned(),
                 namespace: namespace.to_owned(),
             })),
-            ["can", user, verb, resource] => {
+            ["can" | "may", user, verb, resource] => {
                 Access::parse(user, groups, verb, resource, None, namespace).map(Self::Access)
             }
-            ["can", user, verb, resource, name] => {
+            ["can" | "may", user, verb, resource, name] => {
                 Access::parse(user, groups, verb, resource, Some(name), namespace).map(Self::Access)
             }
+            ["can" | "may", ..] => Err(incomplete("can USER VERB RESOURCE [NAME]")),
+            ["connection", ..] => Err(incomplete("connection FROM TO:PORT")),
             [object] => match object.split_once('/') {
                 Some((kind, name)) => Self::object(kind, name, namespace),
                 None => Err(unknown(object)),
@@ -135,6 +137,10 @@ impl Question {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         Ok(Self::Object(known, Name { namespace, name }))
     }
+}
+
+fn incomplete(form: &str) -> Error {
+    Error::Question(format!("the question is not of the form `{form}`"))
 }
 
 fn unknown(what: &str) -> Error {
@@ -166,6 +172,21 @@ mod tests {
                 Question::Object(Kind::Pod, expected),
                 "{line}"
             );
+        }
+    }
+
+    #[test]
+    fn a_question_about_rights_begins_with_can_or_may_and_is_complete() {
+        assert_eq!(
+            parse("may alice get pods").unwrap(),
+            parse("can alice get pods").unwrap()
+        );
+        for (line, form) in [
+            ("may alice", "`can USER VERB RESOURCE [NAME]`"),
+            ("connection pod/a", "`connection FROM TO:PORT`"),
+        ] {
+            let error = parse(line).unwrap_err().to_string();
+            assert!(error.contains(form), "{error}");
         }
     }
 

@@ -204,10 +204,19 @@ impl Workload<'_> {
             "{named} has {} of {} pods {done}",
             self.ready, self.wanted
         ))
-        .because_all(self.complaints);
+        .because_all(self.complaints.iter().cloned());
         let namespace = &self.name.namespace;
         let warnings = events::warnings(client, namespace, kind, &self.name.name).await?;
         answer = answer.because_all(warnings.iter().map(Warning::line));
+        let mut texts = self
+            .complaints
+            .into_iter()
+            .chain(warnings.iter().map(Warning::line));
+        if let Some(quota) = texts.find_map(|text| exceeded_quota(&text).map(str::to_owned)) {
+            answer = answer.next(format!(
+                "raise the quota, or delete other objects: kubectl describe resourcequota {quota} -n {namespace}"
+            ));
+        }
         let mut owners = more_owners.clone();
         owners.insert(self.uid);
         let pods: Vec<Pod> = owned(client, namespace, &owners).await?;
@@ -216,15 +225,23 @@ impl Workload<'_> {
             if verdicts.len() == SHOWN {
                 break;
             }
-            let told = pod::explain_with(client, object).await?;
+            let explained = pod::explain_with(client, object).await?;
             // Pods with the same cause are reported once.
-            let cause = told.to_string().replace(&object.name_any(), "");
+            let cause = explained.to_string().replace(&object.name_any(), "");
             if verdicts.insert(cause) {
-                answer = answer.because_of(told);
+                answer = answer.because_of(explained);
             }
         }
         Ok(answer)
     }
+}
+
+/// The name of the quota that a message of the API server names.
+fn exceeded_quota(message: &str) -> Option<&str> {
+    let (_, rest) = message.split_once("exceeded quota: ")?;
+    rest.split([',', ' '])
+        .next()
+        .filter(|name| !name.is_empty())
 }
 
 fn complaint(reason: Option<&str>, message: Option<&str>) -> String {
@@ -286,6 +303,13 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_exceeded_quota_is_found_in_the_message() {
+        let message = "pods \"a\" is forbidden: exceeded quota: few, requested: pods=1";
+        assert_eq!(exceeded_quota(message), Some("few"));
+        assert_eq!(exceeded_quota("pods \"a\" is forbidden"), None);
+    }
 
     #[test]
     fn a_rollout_that_has_not_replaced_all_pods_is_unfinished() {

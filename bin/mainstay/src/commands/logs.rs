@@ -97,7 +97,7 @@ fn ensure_known(part: Option<&str>) -> Result<()> {
         return Ok(());
     };
     anyhow::bail!(
-        "no line is of {part:?}; components are {}",
+        "unknown component {part:?}; components are {}",
         COMPONENTS.join(", ")
     )
 }
