@@ -4,12 +4,14 @@ use std::{net::SocketAddr, sync::Arc, time::Instant};
 
 use arc_swap::ArcSwap;
 use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
+use network::ClientShares;
 use tokio::sync::Semaphore;
 use tracing::{info, warn};
 
 use crate::{
     chain::{Block, Chain},
     cluster::Cluster,
+    log_budget::LogBudget,
     metrics::{Labels, Metrics},
     reply::{Step, Transport, decide, encode, failure},
 };
@@ -21,6 +23,11 @@ pub(crate) struct Answers {
     pub metrics: Arc<Metrics>,
     /// Limits concurrent forwarded queries.
     pub limit: Arc<Semaphore>,
+    /// Limits the forwarded datagrams of each client: names whose servers never answer would otherwise use up the
+    /// queries that a block may have pending.
+    pub shares: ClientShares,
+    /// Limits the lines about failed queries.
+    pub failures: LogBudget,
 }
 
 /// Where a request came from, its transport and its time.
@@ -65,7 +72,7 @@ impl Answers {
                     return Some(Resolved { bytes, renew });
                 }
                 Err(code) => {
-                    log_failure(&block, &request, code);
+                    self.log_failure(&block, &request, code);
                     encode(failure(&request, code), limit)
                 }
             },
@@ -81,7 +88,7 @@ impl Answers {
                     Err(code) => Err(code),
                 };
                 if let Err(code) = found {
-                    log_failure(&block, &request, code);
+                    self.log_failure(&block, &request, code);
                 }
                 encode(
                     completion.complete(found.as_ref().map_err(|code| *code)),
@@ -105,14 +112,16 @@ impl Answers {
     pub(crate) fn log(&self, chain: &Chain, request: &[u8], reply: &[u8], arrival: Arrival) {
         log_query(chain, request, reply, arrival);
     }
-}
 
-fn log_failure(block: &Block, request: &Message, code: ResponseCode) {
-    if block.errors
-        && let Some(question) = request.queries.first()
-    {
-        let (name, kind) = (question.name(), question.query_type());
-        warn!(%name, %kind, %code, "no upstream resolver answered");
+    /// Logs a query that was not answered, if configured.
+    fn log_failure(&self, block: &Block, request: &Message, code: ResponseCode) {
+        if block.errors
+            && let Some(question) = request.queries.first()
+            && let Some(suppressed) = self.failures.take(Instant::now())
+        {
+            let (name, kind) = (question.name(), question.query_type());
+            warn!(%name, %kind, %code, suppressed, "no upstream resolver answered");
+        }
     }
 }
 

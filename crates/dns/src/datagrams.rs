@@ -219,13 +219,17 @@ impl Worker {
         limit: usize,
         arrival: Arrival,
     ) {
+        let Some(share) = self.answers.shares.enter(arrival.from.ip()) else {
+            debug!(from = %arrival.from, "too many forwarded queries of one client, dropping one");
+            return;
+        };
         let Ok(permit) = self.answers.limit.clone().try_acquire_owned() else {
             debug!("too many forwarded queries, dropping one");
             return;
         };
         let (socket, answers) = (self.socket.clone(), self.answers.clone());
         self.context.spawn("forward", async move {
-            let _permit = permit;
+            let _held = (permit, share);
             let resolved = answers.resolve(step, Transport::Udp, limit).await;
             let Some(Resolved { bytes, renew }) = resolved else {
                 return;

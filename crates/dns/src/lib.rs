@@ -17,6 +17,7 @@ mod datagrams;
 pub mod holder;
 mod hosts;
 mod lanes;
+mod log_budget;
 pub mod memo;
 pub mod metrics;
 mod page;

@@ -12,6 +12,7 @@ use hickory_proto::rr::Name;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::ConfigMap;
 use lifecycle::{Context, Outcome, Run, Service};
+use network::ClientShares;
 use stdx::Clock;
 use tokio::{
     net::TcpListener,
@@ -26,6 +27,7 @@ use crate::{
     cluster::{Cluster, SETTINGS},
     corefile::{self, ParseContext, Parsed},
     datagrams,
+    log_budget::LogBudget,
     metrics::Metrics,
     page,
     resolvers::Resolvers,
@@ -35,6 +37,8 @@ use crate::{
 
 /// The maximum number of concurrent forwarded queries.
 const AT_ONCE: usize = 4096;
+/// The maximum of one client address; a fifth of `max_concurrent` in the default Corefile.
+const PER_CLIENT: usize = 200;
 /// How long the server waits for its informers before it reads queries. Resolvers retry after five seconds.
 const UNKNOWN: Duration = Duration::from_secs(4);
 
@@ -87,6 +91,8 @@ impl Config {
                 chain: ArcSwap::from_pointee(chain),
                 metrics,
                 limit: Arc::new(Semaphore::new(AT_ONCE)),
+                shares: ClientShares::new(PER_CLIENT),
+                failures: LogBudget::default(),
             }),
             settings,
         }))

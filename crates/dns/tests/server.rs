@@ -34,10 +34,10 @@ async fn start(resolv_conf: &str) -> tempfile::TempDir {
 async fn start_with(resolv_conf: &str, corefile: Option<&str>) -> (tempfile::TempDir, Cluster) {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("resolv.conf"), resolv_conf).unwrap();
-    let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+    let unreachable = tower::service_fn(|_: http::Request<kube::client::Body>| async {
         Ok::<_, Infallible>(http::Response::new(kube::client::Body::empty()))
     });
-    let client = kube::Client::new(nobody, "default");
+    let client = kube::Client::new(unreachable, "default");
     let cluster = Cluster::offline(&client);
     let service = |name: &str, spec: serde_json::Value| {
         serde_json::from_value(json!({"apiVersion": "v1", "kind": "Service", "spec": spec,
@@ -334,6 +334,51 @@ fn clients_that_stall_keep_no_other_from_its_answer() {
         let mut last = stalled.pop().unwrap();
         let ended = blocking(move || last.read(&mut [0; 1])).await;
         assert!(!matches!(ended, Ok(1..)), "{ended:?}");
+    });
+}
+
+#[test]
+fn a_client_with_names_that_nobody_answers_keeps_no_other_from_forwarding() {
+    lab::node(|outside| async move {
+        let socket = UdpSocket::bind("127.0.0.1:53").unwrap();
+        thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+                let request = Message::from_vec(&buffer[..length]).unwrap();
+                let name = request.queries[0].name().clone();
+                if name.to_ascii().contains("silent") {
+                    continue;
+                }
+                let mut reply = Message::response(request.metadata.id, request.metadata.op_code);
+                reply.add_queries(request.queries.clone());
+                let address = RData::A(A::new(203, 0, 113, 5));
+                reply.add_answer(Record::from_rdata(name, 60, address));
+                socket.send_to(&reply.to_vec().unwrap(), from).unwrap();
+            }
+        });
+        let corefile = ".:53 {\n forward . 127.0.0.1 {\n max_concurrent 300\n }\n kubernetes cluster.local\n}\n";
+        let (_files, _cluster) = start_with("", Some(corefile)).await;
+        let flood = || {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            socket.connect(LISTEN).unwrap();
+            for number in 0..600 {
+                let request = query(&format!("n{number}.silent.example."));
+                socket.send(&request.to_vec().unwrap()).unwrap();
+                // Queries of a socket are read in order: when this one is answered, the one before was read.
+                let last = query("web.default.svc.cluster.local.");
+                socket.send(&last.to_vec().unwrap()).unwrap();
+                let mut buffer = [0; 4096];
+                loop {
+                    let length = socket.recv(&mut buffer).unwrap();
+                    if buffer[..length].starts_with(&last.metadata.id.to_be_bytes()) {
+                        break;
+                    }
+                }
+            }
+        };
+        network::netns::run(outside.path(), flood).await.unwrap();
+        let reply = blocking(|| ask_udp("other.example.")).await;
+        assert_eq!(data(&reply), ["203.0.113.5"], "{reply}");
     });
 }
 
