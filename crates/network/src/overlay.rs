@@ -48,7 +48,7 @@ impl Tunnel {
     /// The tunnel of a route, if it needs one.
     pub(crate) fn new((cidr, hop): (&IpNet, &NextHop)) -> Option<Self> {
         match hop {
-            NextHop::Direct(_) => None,
+            NextHop::Direct(_) | NextHop::Unreachable => None,
             NextHop::Overlay { node, hardware } => Some(Self {
                 inner: cidr.network(),
                 node: *node,

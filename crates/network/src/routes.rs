@@ -1,6 +1,9 @@
 //! Routes to the pods of other nodes: direct if a node is on the same subnet, through a VXLAN
 //! device otherwise. [`plan`] decides, [`NodeRoutes`] acts.
 //!
+//! Addresses of this node's own pod CIDR without a pod are unreachable: packets to a pod that is gone would otherwise
+//! follow the default route and leave the cluster.
+//!
 //! The hardware address of a node's overlay device derives from the node's name, so that nodes need
 //! not exchange it. The first address of a node's pod CIDR is its device's address.
 
@@ -13,7 +16,7 @@ use rtnetlink::{
     RouteMessageBuilder,
     packet_route::{
         address::AddressAttribute,
-        route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol},
+        route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteType},
     },
 };
 use stdx::Backoff;
@@ -55,6 +58,8 @@ pub enum NextHop {
         /// The hardware address of its overlay device.
         hardware: [u8; 6],
     },
+    /// None: this node's own range. Routes to its pods are more specific.
+    Unreachable,
 }
 
 /// The desired routes. `subnets` are those of this node's interfaces; a peer without an address is
@@ -81,6 +86,14 @@ pub fn plan(peers: &[Peer], subnets: &[IpNet]) -> BTreeMap<IpNet, NextHop> {
         }
     }
     routes
+}
+
+/// This node's own ranges, as far as they are inside the cluster CIDRs.
+fn own_ranges(own: &[IpNet], cluster_cidrs: &[IpNet]) -> BTreeMap<IpNet, NextHop> {
+    let is_inside = |cidr: &&IpNet| cluster_cidrs.iter().any(|all| all.contains(*cidr));
+    let own = own.iter().filter(is_inside);
+    own.map(|cidr| (cidr.trunc(), NextHop::Unreachable))
+        .collect()
 }
 
 /// Removes ranges that are not inside the cluster CIDRs or that overlap this node's own: a Node must
@@ -151,7 +164,8 @@ impl NodeRoutes {
         for peer in &mut peers {
             keep_pod_ranges(peer, &self.config.cluster_cidrs, &own);
         }
-        let routes = plan(&peers, &subnets(netlink).await?);
+        let mut routes = plan(&peers, &subnets(netlink).await?);
+        routes.extend(own_ranges(&own, &self.config.cluster_cidrs));
         let overlay = Overlay {
             config: &self.config,
             table: &self.table,
@@ -198,6 +212,7 @@ impl NodeRoutes {
                 .output_interface(index)
                 .onlink(),
             (NextHop::Overlay { .. }, None) => return Ok(()),
+            (NextHop::Unreachable, _) => builder.kind(RouteType::Unreachable),
         };
         links::add_route(netlink, builder.build(), &format!("route to {cidr}")).await
     }
@@ -291,6 +306,7 @@ fn leads(route: &RouteMessage, cidr: IpNet, hop: &NextHop, overlay: Option<u32>)
     match hop {
         NextHop::Direct(to) => gateway == Some(*to) && link != overlay,
         NextHop::Overlay { .. } => gateway == Some(cidr.network()) && link == overlay,
+        NextHop::Unreachable => route.header.kind == RouteType::Unreachable,
     }
 }
 
@@ -421,6 +437,15 @@ mod tests {
             keep_pod_ranges(&mut peer, &cluster, &own);
             assert_eq!(!peer.pod_cidrs.is_empty(), expected, "{cidr}");
         }
+    }
+
+    #[test]
+    fn own_ranges_are_unreachable_inside_the_cluster_cidrs_only() {
+        let cluster = ["10.42.0.0/16", "fd42::/56"].map(|cidr| cidr.parse().unwrap());
+        let own =
+            ["10.42.1.0/24", "fd42:0:0:1::/64", "0.0.0.0/0"].map(|cidr| cidr.parse().unwrap());
+        let ranges: Vec<IpNet> = own_ranges(&own, &cluster).into_keys().collect();
+        assert_eq!(ranges, own[..2]);
     }
 
     #[test]

@@ -60,8 +60,8 @@ async fn until(what: &str, command: &str, is_right: impl Fn(&str) -> bool) {
 fn entries_of_the_overlay_go_with_their_node_and_follow_its_address() {
     lab::node(|_| async move {
         lab::command("ip route add default via 192.0.2.2");
-        let (_, told) = tokio::sync::watch::channel(None);
-        let routes = config().build(Nft::new(), told);
+        let (_, node_list) = tokio::sync::watch::channel(None);
+        let routes = config().build(Nft::new(), node_list);
         let netlink = Netlink::here().unwrap();
         let mut nodes = peers();
         routes.sync(&netlink, &nodes).await.unwrap();
@@ -100,8 +100,8 @@ fn entries_of_the_overlay_go_with_their_node_and_follow_its_address() {
 fn removed_routes_are_restored() {
     lab::node(|_| async move {
         lab::command("ip route add default via 192.0.2.2");
-        let (tell, told) = tokio::sync::watch::channel(Some(peers()));
-        let routes = config().build(Nft::new(), told);
+        let (set_node_list, node_list) = tokio::sync::watch::channel(Some(peers()));
+        let routes = config().build(Nft::new(), node_list);
         let shutdown = CancellationToken::new();
         let context = Context::standalone("routes", shutdown.clone());
         let running = tokio::spawn(routes.run(context));
@@ -134,7 +134,44 @@ fn removed_routes_are_restored() {
 
         shutdown.cancel();
         running.await.unwrap().unwrap();
-        drop(tell);
+        drop(set_node_list);
+    });
+}
+
+#[test]
+fn packets_to_a_pod_that_is_gone_do_not_leave_by_the_default_route() {
+    lab::node(|_| async move {
+        lab::command("ip route add default via 192.0.2.2");
+        lab::command("ip address add 2001:db8::1/64 dev wire0 nodad");
+        lab::command("ip -6 route add default via 2001:db8::2");
+        let mut config = config();
+        config.cluster_cidrs.push("fd42::/56".parse().unwrap());
+        let own = Peer {
+            name: config.node_name.clone(),
+            addresses: config.node_ips.clone(),
+            pod_cidrs: ["10.42.0.0/24", "fd42::/64"]
+                .map(|cidr| cidr.parse().unwrap())
+                .into(),
+        };
+        let (_, node_list) = tokio::sync::watch::channel(None);
+        let routes = config.build(Nft::new(), node_list);
+        let netlink = Netlink::here().unwrap();
+        for _ in 0..2 {
+            routes
+                .sync(&netlink, std::slice::from_ref(&own))
+                .await
+                .unwrap();
+            for gone in ["10.42.0.77:80", "[fd42::77]:80"] {
+                let error = std::net::TcpStream::connect(gone).unwrap_err();
+                assert_eq!(error.kind(), std::io::ErrorKind::HostUnreachable, "{gone}");
+            }
+        }
+        let before = lab::command("ip route; ip -6 route");
+        assert!(before.contains("unreachable 10.42.0.0/24"), "{before}");
+        // The range of a node that was registered again.
+        routes.sync(&netlink, &[]).await.unwrap();
+        let after = lab::command("ip route; ip -6 route");
+        assert!(!after.contains("unreachable"), "{after}");
     });
 }
 
@@ -146,8 +183,8 @@ fn ranges_in_use_are_found_and_our_own_are_not_meant() {
         let conflicts = network::conflicts;
         assert!(conflicts(ID, pods).await.unwrap().is_empty());
         // Our own routes, from an earlier start.
-        let (_, told) = tokio::sync::watch::channel(None);
-        let routes = config().build(Nft::new(), told);
+        let (_, node_list) = tokio::sync::watch::channel(None);
+        let routes = config().build(Nft::new(), node_list);
         let netlink = Netlink::here().unwrap();
         lab::command("ip route add default via 192.0.2.2");
         routes.sync(&netlink, &peers()).await.unwrap();

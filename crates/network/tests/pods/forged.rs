@@ -12,7 +12,7 @@ use network::{
     nft::Nft,
 };
 
-use super::{at, config, distant_nodes, node_routes, request};
+use super::{at, config, distant_nodes, node_routes, reach_the_second_node, request};
 
 /// A VXLAN packet with an inner datagram, as a node sends it.
 fn packed(mac: &str, source: [u8; 4], to: [u8; 4], port: u16, text: &[u8]) -> Vec<u8> {
@@ -128,8 +128,9 @@ fn a_pod_cannot_fill_the_nodes_neighbour_table() {
             .split([' ', '/'])
             .find(|word| word.starts_with("fe80"));
         let node_side = format!("[{}%2]:9", node_side.unwrap());
-        let index = pod.command("cat /sys/class/net/eth0/ifindex").await;
-        let index = index.trim();
+        // Not from /sys, which shows the links of the namespace that mounted it.
+        let shown = pod.command("ip -o link show dev eth0").await;
+        let index = shown.split(':').next().unwrap();
         let scoped = |address: &str| at(&address.replace("%2", &format!("%{index}")));
         send_from(&pod, at("10.99.0.7:0"), SocketAddr::new(NODE_IP, 9)).await;
         send_from(&pod, scoped("[fe80::bad%2]:0"), scoped(&node_side)).await;
