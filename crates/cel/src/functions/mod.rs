@@ -104,6 +104,21 @@ pub(crate) fn lookup(name: &str) -> Option<&'static Function> {
     ALL.get(name)
 }
 
+/// `ip()` of a network. The function `ip` also parses text, but not as a member of a dynamic value.
+static MEMBER_IP: LazyLock<Function> = LazyLock::new(|| Function {
+    name: "ip",
+    overloads: vec![signature(".cidr_ip", "net.CIDR -> net.IP")],
+    call: net::member_ip,
+});
+
+/// The function to call, where a member has fewer overloads than the function of the same name.
+pub(crate) fn dispatched(function: &'static Function, overload: &str) -> &'static Function {
+    match overload {
+        "cidr_ip" => &MEMBER_IP,
+        _ => function,
+    }
+}
+
 fn signature(id: &'static str, text: &str) -> Overload {
     let (args, result) = text.split_once("->").unwrap_or((text, "dyn"));
     let args: Vec<Type> = split_arguments(args).into_iter().map(Type::parse).collect();

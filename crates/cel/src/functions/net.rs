@@ -149,6 +149,11 @@ fn ip<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     Ok(Value::Library(Library::Ip(address)))
 }
 
+/// `ip` as a member: only networks have it.
+pub(super) fn member_ip<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    Ok(Value::Library(Library::Ip(network(args)?.addr())))
+}
+
 fn is_canonical<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     let text = string(args, 0)?;
     Ok(Value::Bool(parse_ip(text)?.to_string() == **text))

@@ -90,6 +90,15 @@ fn fits(function: &Function, args: &[Value<'_>]) -> bool {
 fn assignable(wanted: &Type, found: &Value<'_>) -> bool {
     match wanted {
         Type::Dyn | Type::Param(_) => true,
+        // Of a list, only the first element is compared.
+        Type::List(element) => match found {
+            Value::List(list) => match list.iter().next() {
+                Some(Ok(first)) => assignable(element, &first),
+                Some(Err(_)) => false,
+                None => true,
+            },
+            _ => false,
+        },
         wanted => wanted.runtime_name() == found.type_of().runtime_name(),
     }
 }

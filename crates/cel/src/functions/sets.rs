@@ -42,8 +42,10 @@ fn contains_all<'a>(all: &List<'a>, of: &List<'a>) -> Result<bool> {
 
 fn intersects<'a>(a: &List<'a>, b: &List<'a>) -> Result<bool> {
     for item in a.iter() {
-        if b.contains(&item?)? {
-            return Ok(true);
+        match b.contains(&item?) {
+            Err(error) if !error.fatal => {}
+            Ok(false) => {}
+            decided => return decided,
         }
     }
     Ok(false)

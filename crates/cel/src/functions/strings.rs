@@ -235,6 +235,7 @@ fn join<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
                 meter::memory(text.len() + separator.len() + size_of::<String>())?;
                 parts.push(text.to_string());
             }
+            _ if parts.is_empty() => return Err(Error::no_such_overload()),
             other => {
                 return Err(Error::new(format!(
                     "join: invalid input: {}",

@@ -304,7 +304,7 @@ fn combined(
         is_eager = false;
     }
     Ok(Node::Call(Box::new(Call {
-        function,
+        function: functions::dispatched(function, overload),
         rule: Rule::new(function.name, overload),
         args: nodes,
         is_eager,

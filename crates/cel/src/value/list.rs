@@ -109,7 +109,25 @@ impl<'a> List<'a> {
         matches!(self, Self::Json { element, .. } if element.is_some())
     }
 
+    /// Whether an element equals the value. In a list with a schema, an element that cannot be
+    /// compared with the value is an error if no other one equals it.
     pub fn contains(&self, wanted: &Value<'a>) -> Result<bool> {
+        if !self.is_described() {
+            return self.has_equal(wanted);
+        }
+        let mut failure = None;
+        for item in self.iter() {
+            match item?.equals(wanted) {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(error) if error.fatal => return Err(error),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        failure.map_or(Ok(false), Err)
+    }
+
+    fn has_equal(&self, wanted: &Value<'a>) -> Result<bool> {
         for item in self.iter() {
             if wanted.is_equal(&item?)? {
                 return Ok(true);
@@ -142,7 +160,7 @@ impl<'a> List<'a> {
             // Sets and maps are compared regardless of order.
             ListSemantics::Set | ListSemantics::Map(_) => {
                 for item in self.iter() {
-                    if !other.contains(&item?)? {
+                    if !other.has_equal(&item?)? {
                         return Ok(false);
                     }
                 }
