@@ -1,24 +1,22 @@
-//! Why a JSON patch of a webhook or a policy does not apply, in upstream's words. Only failed
-//! patches get here, so the operations are simply applied again, one after the other.
+//! Why a JSON patch of a webhook or a policy does not apply, in upstream's words.
 
-use machinery::{Object, Value, json::json, patch::json as patch, text::quote};
+use machinery::{Object, Value, patch::json as patch, text::quote};
 
 const MISSING: &str = "missing value";
 
 /// The message of the operation that fails.
 pub(crate) fn describe(object: &Object, operations: &Value, error: &patch::Error) -> String {
-    let mut document = object.clone();
-    for operation in operations.as_array().into_iter().flatten() {
-        match patch::apply(&document, &json!([operation])) {
-            Ok(patched) => document = patched,
-            Err(patch::Error::DoesNotApply(_) | patch::Error::TestFailed(_)) => {
-                return words(&Value::Object(document), operation)
-                    .unwrap_or_else(|| error.to_string());
-            }
-            Err(_) => break,
+    let described = match error {
+        patch::Error::DoesNotApply(why) if why.starts_with("the accumulated size") => {
+            Some(format!("Unable to complete the copy, {why}"))
         }
-    }
-    error.to_string()
+        patch::Error::DoesNotApply(_) | patch::Error::TestFailed(_) => {
+            patch::before_failure(object, operations)
+                .and_then(|(document, operation)| words(&document, operation))
+        }
+        _ => None,
+    };
+    described.unwrap_or_else(|| error.to_string())
 }
 
 fn words(document: &Value, operation: &Value) -> Option<String> {
@@ -120,6 +118,8 @@ fn absent(container: &Value, key: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use machinery::json::json;
+
     use super::*;
 
     #[test]
@@ -170,5 +170,42 @@ mod tests {
             let error = patch::apply(object, &operations).unwrap_err();
             assert_eq!(describe(object, &operations, &error), expected);
         }
+    }
+
+    #[test]
+    fn a_long_patch_is_described_without_a_copy_for_each_operation() {
+        let list: Vec<u32> = (0..20_000).collect();
+        let object = json!({"list": list, "data": {"a": "b"}});
+        let object = object.as_object().unwrap();
+        let add = json!({"op": "add", "path": "/data/a", "value": "c"});
+        let mut operations = vec![add; patch::MAX_OPERATIONS - 1];
+        operations.push(json!({"op": "move", "from": "/data/a", "path": "/x/y"}));
+        let described = |operations: &Value| {
+            let error = patch::apply(object, operations).unwrap_err();
+            describe(object, operations, &error)
+        };
+        assert_eq!(
+            described(&Value::Array(operations.clone())),
+            "move operation does not apply: doc is missing destination path: /x/y: missing value"
+        );
+        operations.push(json!({"op": "remove", "path": "/nope"}));
+        assert_eq!(
+            described(&Value::Array(operations)),
+            "The allowed maximum operations in a JSON patch is 10000, got 10001"
+        );
+    }
+
+    #[test]
+    fn copies_that_grow_too_large_are_named() {
+        let object = json!({"data": {"a": "x".repeat(1 << 20)}});
+        let object = object.as_object().unwrap();
+        let copy = |at: usize| json!({"op": "copy", "from": "/data", "path": format!("/copy{at}")});
+        let operations: Value = (0..4).map(copy).collect::<Vec<_>>().into();
+        let error = patch::apply(object, &operations).unwrap_err();
+        let words = describe(object, &operations, &error);
+        assert!(
+            words.starts_with("Unable to complete the copy, the accumulated size increase"),
+            "{words}"
+        );
     }
 }

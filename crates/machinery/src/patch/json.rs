@@ -105,6 +105,23 @@ pub fn apply(target: &Object, patch: &Value) -> Result<Object, Error> {
     }
 }
 
+/// The document before the first operation that does not apply, and that operation.
+pub fn before_failure<'p>(target: &Object, patch: &'p Value) -> Option<(Value, &'p Value)> {
+    let operations = patch.as_array()?;
+    if operations.len() > MAX_OPERATIONS {
+        return None;
+    }
+    let run = |operations: &[Value]| {
+        let (mut document, mut copied) = (Value::Object(target.clone()), 0);
+        let mut steps = operations.iter();
+        let failed = steps.position(|one| step(&mut document, one, &mut copied).is_err());
+        (document, failed)
+    };
+    // A failed operation may have changed the document: the ones before it are applied again.
+    let failed = run(operations).1?;
+    Some((run(&operations[..failed]).0, &operations[failed]))
+}
+
 /// The approximate serialized size of a tree.
 fn size(value: &Value) -> usize {
     match value {
@@ -147,9 +164,7 @@ fn step(document: &mut Value, operation: &Value, copied: &mut usize) -> Result<(
             replace(document, path, value)
         }
         "move" => {
-            let from = text_of("from")?;
-            let value = read(document, from)?;
-            remove(document, from)?;
+            let value = remove(document, text_of("from")?)?;
             let path = text_of("path")?;
             must_fit(path, &value)?;
             add(document, path, value)
@@ -157,13 +172,14 @@ fn step(document: &mut Value, operation: &Value, copied: &mut usize) -> Result<(
         "copy" => {
             let value = read(document, text_of("from")?)?;
             let path = text_of("path")?;
-            must_fit(path, &value)?;
-            *copied += size(&value);
+            must_fit(path, value)?;
+            *copied += size(value);
             if *copied > MAX_COPIED {
                 return Err(Error::DoesNotApply(format!(
                     "the accumulated size increase of copy is {copied}, exceeding the limit {MAX_COPIED}"
                 )));
             }
+            let value = value.clone();
             add(document, path, value)
         }
         "test" => test(document, text_of("path")?, operation),
@@ -215,12 +231,12 @@ fn container<'a>(document: &'a mut Value, path: &str) -> Result<(&'a mut Value, 
 }
 
 /// The value at a path; a name that a map does not have is null.
-fn read(document: &mut Value, path: &str) -> Result<Value, Error> {
+fn read<'d>(document: &'d mut Value, path: &str) -> Result<&'d Value, Error> {
     let (container, last) = container(document, path)?;
     match container {
-        Value::Object(map) => Ok(map.get(&last).cloned().unwrap_or_default()),
+        Value::Object(map) => Ok(map.get(&last).unwrap_or(&Value::Null)),
         Value::Array(list) => position(&last, list.len())
-            .map(|i| list[i].clone())
+            .map(|i| &list[i])
             .ok_or_else(|| missing(path)),
         _ => Err(missing(path)),
     }
@@ -231,7 +247,7 @@ fn test(document: &mut Value, path: &str, operation: &Value) -> Result<(), Error
     let same = if path.is_empty() {
         document == expected
     } else {
-        read(document, path)? == *expected
+        read(document, path)? == expected
     };
     if same {
         return Ok(());
