@@ -6,6 +6,9 @@ use machinery::{Object, Value, decode::Findings, field::Path, json::Key, pattern
 
 use super::{embedded, formats};
 
+/// The most bytes of defaults that are set in one object: ten times what can be stored.
+const MAX_DEFAULTED: usize = 16 << 20;
+
 /// One node of a schema, parsed once.
 #[derive(Debug, Default)]
 pub(crate) struct Schema {
@@ -221,22 +224,36 @@ impl Schema {
         }
     }
 
-    /// Sets defaults.
+    /// Sets defaults, of at most `MAX_DEFAULTED` bytes: a small list of empty items must not grow to
+    /// gigabytes. An object with more of them is too large to be stored.
     pub(crate) fn fill(&self, object: &mut Object) {
+        let mut left = MAX_DEFAULTED;
+        self.fill_object(object, &mut left);
+    }
+
+    fn fill_object(&self, object: &mut Object, left: &mut usize) {
         for (name, schema) in &self.properties {
-            if let Some(default) = &schema.default
+            if schema.default.is_some()
                 && (!object.contains_key(name) || schema.lacks(&object[name.as_str()]))
+                && let Some(default) = schema.copy_default(left)
             {
-                object.insert(Key::new(name), default.clone());
+                object.insert(Key::new(name), default);
             }
         }
         for (key, value) in object.iter_mut() {
             match (self.properties.get(key.as_str()), self.others.schema()) {
-                (Some(schema), _) => schema.fill_below(value),
-                (None, Some(schema)) => schema.fill_value(value),
+                (Some(schema), _) => schema.fill_below(value, left),
+                (None, Some(schema)) => schema.fill_value(value, left),
                 (None, None) => {}
             }
         }
+    }
+
+    /// The default, unless it is larger than what is left.
+    fn copy_default(&self, left: &mut usize) -> Option<Value> {
+        let default = self.default.as_ref()?;
+        *left = left.checked_sub(size(default))?;
+        Some(default.clone())
     }
 
     /// Whether a value is null and not nullable.
@@ -244,19 +261,20 @@ impl Schema {
         value.is_null() && !self.nullable
     }
 
-    fn fill_value(&self, value: &mut Value) {
+    fn fill_value(&self, value: &mut Value, left: &mut usize) {
         if self.lacks(value) {
-            *value = self.default.clone().unwrap_or_default();
+            *value = self.copy_default(left).unwrap_or_default();
         }
-        self.fill_below(value);
+        self.fill_below(value, left);
     }
 
-    fn fill_below(&self, value: &mut Value) {
+    fn fill_below(&self, value: &mut Value, left: &mut usize) {
         match value {
-            Value::Object(object) => self.fill(object),
+            Value::Object(object) => self.fill_object(object, left),
             Value::Array(items) => {
                 if let Some(schema) = &self.items {
-                    items.iter_mut().for_each(|item| schema.fill_value(item));
+                    let items = items.iter_mut();
+                    items.for_each(|item| schema.fill_value(item, left));
                 }
             }
             _ => {}
@@ -344,6 +362,17 @@ fn below(path: &str, key: &str) -> String {
     }
 }
 
+/// The approximate size of a default in memory.
+fn size(value: &Value) -> usize {
+    const EACH: usize = 32;
+    EACH + match value {
+        Value::Object(map) => map.iter().map(|(key, one)| key.len() + size(one)).sum(),
+        Value::Array(list) => list.iter().map(size).sum(),
+        Value::String(text) => text.len(),
+        _ => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use machinery::json::json;
@@ -398,6 +427,21 @@ mod tests {
         );
         schema().fill(&mut object);
         assert_eq!(object, once);
+    }
+
+    #[test]
+    fn many_items_do_not_multiply_a_large_default() {
+        let large = "x".repeat(100_000);
+        let schema = Schema::read(&json!({"type": "object", "properties": {"list": {
+            "type": "array", "items": {"type": "object", "properties": {
+                "a": {"type": "string", "default": large}}}}}}));
+        let mut object = Object::new();
+        object.insert("list".to_owned(), Value::Array(vec![json!({}); 1_000]));
+        schema.fill(&mut object);
+        let items = object["list"].as_array().unwrap();
+        let filled = items.iter().filter(|item| item["a"].is_string()).count();
+        assert_eq!(filled, MAX_DEFAULTED / 100_032);
+        assert!(filled > 15, "more than an object may have is set");
     }
 
     /// A spec after pruning and defaulting, and its unknown fields.
