@@ -101,9 +101,10 @@ impl Handler for Registrar {
         let _guard = self.writes.lock().await;
         // Another one may have registered meanwhile.
         self.validate(plugin)?;
-        self.install(&plugin.name, &info)
-            .await
-            .map_err(|error| error.to_string())?;
+        if let Err(error) = self.install(&plugin.name, &info).await {
+            self.forget_unless_registered(&plugin.name).await;
+            return Err(error.to_string());
+        }
         self.drivers.insert(RegisteredDriver {
             plugin: plugin.clone(),
             node,
@@ -147,12 +148,7 @@ impl Handler for Registrar {
         }
         let _guard = self.writes.lock().await;
         // The driver may have registered again meanwhile.
-        if self.drivers.get(&plugin.name).is_some() {
-            return;
-        }
-        if let Err(error) = self.uninstall(&plugin.name).await {
-            warn!(driver = plugin.name, %error, "cannot remove the driver from Node and CSINode");
-        }
+        self.forget_unless_registered(&plugin.name).await;
     }
 }
 
@@ -277,6 +273,16 @@ impl Registrar {
         let params = PatchParams::default();
         let name = &self.config.node_name;
         Ok(api.patch(name, &params, &Patch::Merge(&patch)).await?)
+    }
+
+    /// Removes a driver that is not registered from Node and CSINode. `writes` is held.
+    async fn forget_unless_registered(&self, driver: &str) {
+        if self.drivers.get(driver).is_some() {
+            return;
+        }
+        if let Err(error) = self.uninstall(driver).await {
+            warn!(driver, %error, "cannot remove the driver from Node and CSINode");
+        }
     }
 
     async fn uninstall(&self, driver: &str) -> Result<()> {

@@ -267,6 +267,29 @@ fn a_driver_registers_and_shows_on_node_and_csi_node() {
 }
 
 #[test]
+fn nothing_of_a_driver_that_is_not_registered_stays_on_the_node() {
+    with_own_mounts(|| async {
+        let node = TestNode::start().await;
+        let mut options = Options::new(DRIVER);
+        // Longer than CSINode allows.
+        options.node_id = "n".repeat(300);
+        let driver = Driver::new(options);
+        let _served = driver.serve(&node.path("kubelet")).unwrap();
+        node.wait("the driver to be refused", || async {
+            driver.registered() == Some(false)
+        })
+        .await;
+        let why = driver.registration_error();
+        assert!(why.contains("256"), "{why}");
+        let annotations = node.node().await.metadata.annotations.unwrap_or_default();
+        assert!(
+            !annotations.contains_key("csi.volume.kubernetes.io/nodeid"),
+            "{annotations:?}"
+        );
+    });
+}
+
+#[test]
 fn the_limit_of_a_driver_is_updated_as_its_csi_driver_says() {
     with_own_mounts(|| async {
         let node = TestNode::start().await;
