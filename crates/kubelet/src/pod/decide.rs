@@ -10,6 +10,8 @@ mod reset;
 mod size;
 mod stop;
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container as Spec, Pod};
 
@@ -331,22 +333,16 @@ fn start(
         decision.wake_at(failure.retry_at);
         return;
     }
-    let mut crash = None;
-    if let Some(ended) = ended_before(view, last) {
-        let finished = ended.finished_at.unwrap_or(ended.created_at);
-        let hash = spec::content_hash(container);
-        let crashes = view.memory.crashes.get(name);
-        let longest = view.memory.longest_restart_delay();
-        match restart::verdict(crashes, &hash, finished, view.now, longest) {
-            Verdict::Go(next) => crash = Some(next),
-            Verdict::Wait { until, delay } => {
-                let waiting = crash_loop(view.pod, name, delay);
-                decision.waiting.push((name.clone(), waiting));
-                decision.wake_at(until);
-                return;
-            }
+    let crash = match crash_verdict(view, container, last) {
+        None => None,
+        Some(Verdict::Go(next)) => Some(next),
+        Some(Verdict::Wait { until, delay }) => {
+            let waiting = crash_loop(view.pod, name, delay);
+            decision.waiting.push((name.clone(), waiting));
+            decision.wake_at(until);
+            return;
         }
-    }
+    };
     let restart_count = match last {
         Some(last) => last.restart_count + 1,
         // The runtime removed its containers; the API still has the restart count.
@@ -360,23 +356,49 @@ fn start(
     });
 }
 
-/// The ended container from which the backoff counts. A container that was killed in order to
-/// restart is replaced at once: the backoff counts from the one before it.
-fn ended_before<'a>(view: &'a View, last: Option<&'a Container>) -> Option<&'a Container> {
+/// The restart backoff of a container that ended; nothing if it starts without one.
+fn crash_verdict(view: &View, container: &Spec, last: Option<&Container>) -> Option<Verdict> {
     let last = last.filter(|last| last.state == State::Exited)?;
-    if !view.memory.was_killed_to_restart(last) {
-        return Some(last);
-    }
-    let mut older = view.observed.containers.iter();
-    older.find(|c| c.name == last.name && c.id != last.id && c.state == State::Exited)
+    let hash = spec::content_hash(container);
+    let crashes = view.memory.crashes.get(&container.name);
+    let crashes = crashes.filter(|crashes| crashes.hash == hash);
+    let finished = backoff_start(view, last, crashes)?;
+    let longest = view.memory.longest_restart_delay();
+    Some(restart::verdict(
+        crashes, &hash, finished, view.now, longest,
+    ))
 }
 
-fn crash_loop(pod: &Pod, name: &str, delay: std::time::Duration) -> Waiting {
+/// The time from which the backoff counts: when the container ended. One that was killed in order to restart is
+/// replaced at once if the backoff since the end of the one before it was over by then.
+fn backoff_start(
+    view: &View,
+    last: &Container,
+    crashes: Option<&CrashBackoff>,
+) -> Option<Timestamp> {
+    let ended_at = |container: &Container| container.finished_at.unwrap_or(container.created_at);
+    let killed_at = ended_at(last);
+    if !view.memory.was_killed_to_restart(last) {
+        return Some(killed_at);
+    }
+    let mut older = view.observed.containers.iter();
+    let older = older
+        .find(|c| c.name == last.name && c.id != last.id && c.state == State::Exited)
+        .map(ended_at);
+    match (older, crashes) {
+        (Some(older), Some(crashes)) if older + crashes.delay > killed_at => Some(killed_at),
+        // The one before it was garbage-collected while this one waits.
+        (None, Some(_)) => Some(killed_at),
+        (older, _) => older,
+    }
+}
+
+fn crash_loop(pod: &Pod, name: &str, delay: Duration) -> Waiting {
     Waiting {
         reason: "CrashLoopBackOff".to_owned(),
         message: format!(
             "back-off {} restarting failed container={name} pod={}",
-            go_duration(delay.as_secs()),
+            machinery::duration::text(Duration::from_secs(delay.as_secs())),
             spec::described(pod)
         ),
     }
@@ -394,14 +416,6 @@ fn remembered_restarts(pod: &Pod, name: &str) -> u32 {
     known.map_or(0, |status| {
         u32::try_from(status.restart_count + 1).unwrap_or(0)
     })
-}
-
-/// A duration in Go's format: `40s`, `2m40s`.
-fn go_duration(seconds: u64) -> String {
-    match (seconds / 60, seconds % 60) {
-        (0, s) => format!("{s}s"),
-        (m, s) => format!("{m}m{s}s"),
-    }
 }
 
 #[cfg(test)]

@@ -502,29 +502,84 @@ fn only_a_container_that_may_run_again_is_killed_to_do_so() {
 }
 
 #[test]
-fn crash_loop_back_off_counts_from_the_previous_exit() {
-    let crash = CrashBackoff {
-        hash: spec::content_hash(&spec::spec(&simple("Always")).containers[0]),
-        delay: std::time::Duration::from_secs(300),
-        updated: at(NOW - 20),
+fn a_container_killed_to_restart_waits_if_the_one_before_it_ended_recently() {
+    let look = |older: Option<i64>, delay: Option<u64>| {
+        let killed = exited("a", 143);
+        let mut memory = killed_to_restart(&killed);
+        if let Some(delay) = delay {
+            let crash = CrashBackoff {
+                hash: spec::content_hash(&spec::spec(&simple("Always")).containers[0]),
+                delay: std::time::Duration::from_secs(delay),
+                updated: at(NOW - 20),
+            };
+            memory.crashes.insert("a".into(), crash);
+        }
+        let older = older.map(|second| Container {
+            id: "older".into(),
+            created_at: at(5),
+            finished_at: Some(at(second)),
+            ..exited("a", 1)
+        });
+        let seen = [killed, container("b", State::Running)].into_iter();
+        let decision = see(
+            &simple("Always"),
+            seen.chain(older).collect(),
+            &memory,
+            None,
+        );
+        (short(&decision), decision.wake)
     };
-    let killed = exited("a", 143);
-    let mut memory = killed_to_restart(&killed);
-    memory.crashes.insert("a".into(), crash);
-    let seen = vec![killed.clone(), container("b", State::Running)];
-    // No container ended before it, so that there is no backoff.
-    let decision = see(&simple("Always"), seen, &memory, None);
-    assert_eq!(short(&decision), ["start a 1"]);
-    let before = Container {
-        id: "older".into(),
-        created_at: at(5),
-        finished_at: Some(at(NOW - 30)),
-        ..exited("a", 1)
-    };
-    let seen = vec![killed, before, container("b", State::Running)];
-    let decision = see(&simple("Always"), seen, &memory, None);
-    assert!(decision.actions.is_empty());
-    assert_eq!(decision.wake, Some(at(NOW + 270)));
+    let starts = (vec!["start a 1".to_owned()], None);
+    // No container ended before it.
+    assert_eq!(look(None, None), starts);
+    // The backoff since the end of the one before it is over.
+    assert_eq!(look(Some(NOW - 30), Some(20)), starts);
+    // It is not: the backoff counts from the kill, also when the one before it was garbage-collected meanwhile.
+    let waits = (vec![], Some(at(NOW - 1 + 300)));
+    assert_eq!(look(Some(NOW - 30), Some(300)), waits);
+    assert_eq!(look(None, Some(300)), waits);
+}
+
+#[test]
+fn a_container_that_always_fails_its_liveness_probe_restarts_ever_more_rarely() {
+    let (pod, mut memory, mut now) = (simple("Always"), ready(), NOW);
+    let mut ended: Vec<Container> = Vec::new();
+    let mut starts = Vec::new();
+    for count in 0..12 {
+        // It runs for 20 seconds; garbage collection keeps one ended container.
+        now += 20;
+        let killed = Container {
+            id: format!("a-{count}"),
+            created_at: at(now - 20),
+            finished_at: Some(at(now)),
+            ..exited("a", 143)
+        };
+        memory.replaced = killed_to_restart(&killed).replaced;
+        ended.insert(0, killed);
+        loop {
+            let seen = { ended.iter().cloned() }.chain([container("b", State::Running)]);
+            let observed = Observed::new(vec![sandbox()], seen.collect());
+            let decision = decide(&View {
+                pod: &pod,
+                observed: &observed,
+                memory: &memory,
+                now: at(now),
+                stop: None,
+            });
+            ended.truncate(1);
+            if let [Action::Start { crash, .. }] = &decision.actions[..] {
+                memory
+                    .crashes
+                    .extend(crash.clone().map(|crash| ("a".to_owned(), crash)));
+                break;
+            }
+            now = decision.wake.expect("a time to wake").as_second();
+        }
+        starts.push(now - NOW);
+    }
+    // As upstream's kubelet, which restarts twice within the longest delay.
+    let expected = [20, 40, 60, 80, 140, 240, 420, 740, 760, 1080, 1100, 1420];
+    assert_eq!(starts, expected);
 }
 
 #[test]
