@@ -268,7 +268,7 @@ async fn container_config(
         security,
         resources: make::resources::of_container(pod, container, core.node_limits()),
     };
-    Ok(make::container::config(pod, container, inputs))
+    Ok(make::container::config(pod, container, inputs)?)
 }
 
 fn all_mounts(

@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 use cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use super::{expand::expand, labels};
+use super::{
+    env::Problem,
+    expand::{LIMIT, expand},
+    labels,
+};
 
 /// Everything prepared for a container.
 pub struct Inputs {
@@ -19,27 +23,35 @@ pub struct Inputs {
 }
 
 /// The container's configuration.
-pub fn config(pod: &Pod, container: &Container, inputs: Inputs) -> v1::ContainerConfig {
+pub fn config(
+    pod: &Pod,
+    container: &Container,
+    inputs: Inputs,
+) -> Result<v1::ContainerConfig, Problem> {
     let known: BTreeMap<String, String> = inputs.environment.iter().cloned().collect();
-    let expanded = |words: &Option<Vec<String>>| {
-        words
-            .iter()
-            .flatten()
-            .map(|word| expand(word, &known))
-            .collect::<Vec<_>>()
+    let mut room = LIMIT;
+    let mut expanded = |words: &Option<Vec<String>>| -> Result<Vec<String>, Problem> {
+        let words = words.iter().flatten().map(|word| {
+            let too_long = |_| Problem(format!("the command is larger than {LIMIT} bytes"));
+            let word = expand(word, &known, room).map_err(too_long)?;
+            room -= word.len();
+            Ok(word)
+        });
+        words.collect()
     };
+    let (command, args) = (expanded(&container.command)?, expanded(&container.args)?);
     let stop_signal = container
         .lifecycle
         .as_ref()
         .and_then(|l| l.stop_signal.as_deref());
-    v1::ContainerConfig {
+    Ok(v1::ContainerConfig {
         metadata: Some(v1::ContainerMetadata {
             name: container.name.clone(),
             attempt: inputs.restart_count,
         }),
         image: Some(inputs.image),
-        command: expanded(&container.command),
-        args: expanded(&container.args),
+        command,
+        args,
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: inputs
             .environment
@@ -63,7 +75,7 @@ pub fn config(pod: &Pod, container: &Container, inputs: Inputs) -> v1::Container
         }),
         stop_signal: signal(stop_signal) as i32,
         ..Default::default()
-    }
+    })
 }
 
 fn signal(name: Option<&str>) -> v1::Signal {
@@ -81,19 +93,23 @@ mod tests {
             "spec": {"containers": [{"name": "a", "command": ["sh", "-c"], "args": ["echo $(X) $$(X)"],
             "lifecycle": {"stopSignal": "SIGUSR1"}}]}}))
         .unwrap();
-        let inputs = Inputs {
+        let inputs = |value: &str| Inputs {
             restart_count: 3,
             image: Default::default(),
-            environment: vec![("X".into(), "1".into())],
+            environment: vec![("X".into(), value.into())],
             mounts: vec![],
             devices: vec![],
             security: Default::default(),
             resources: Default::default(),
         };
-        let made = config(&pod, &pod.spec.as_ref().unwrap().containers[0], inputs);
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        let made = config(&pod, container, inputs("1")).unwrap();
         assert_eq!(made.args, ["echo 1 $(X)"]);
         assert_eq!(made.log_path, "a/3.log");
         assert_eq!(made.annotations[labels::RESTART_COUNT], "3");
         assert_eq!(made.stop_signal(), v1::Signal::Sigusr1);
+        let huge = config(&pod, container, inputs(&"x".repeat(LIMIT)));
+        let problem = "the command is larger than 8388608 bytes";
+        assert_eq!(huge.unwrap_err(), Problem(problem.to_owned()));
     }
 }

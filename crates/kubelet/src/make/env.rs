@@ -1,6 +1,9 @@
 //! A container's environment: `env`, `envFrom` and the Services.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::PathBuf,
+};
 
 use k8s_openapi::{
     ByteString,
@@ -8,7 +11,10 @@ use k8s_openapi::{
 };
 use volume::{Need, NodeFacts, Objects, downward};
 
-use super::{env_file, expand::expand};
+use super::{
+    env_file,
+    expand::{LIMIT, expand},
+};
 use crate::pod::spec;
 
 /// The sources of an environment.
@@ -81,42 +87,73 @@ pub fn environment(
 ) -> Result<Variables, Problem> {
     let services = service_variables(pod, inputs.services);
     let mut known: BTreeMap<String, String> = services.iter().cloned().collect();
-    let mut result = Variables::new();
-    let mut set = |name: &str, value: String, known: &mut BTreeMap<String, String>| {
-        known.insert(name.to_owned(), value.clone());
-        result.retain(|(old, _)| old != name);
-        result.push((name.to_owned(), value));
-    };
-    for (name, value) in from_sources(container, inputs.objects)? {
-        set(&name, value, &mut known);
-    }
+    let mut all = Environment::default();
+    add_sources(container, inputs.objects, &mut all)?;
+    known.extend({ all.variables.iter().flatten() }.cloned());
     for variable in container.env.iter().flatten() {
         let value = match (&variable.value, &variable.value_from) {
-            (Some(value), _) if !value.is_empty() => Some(expand(value, &known)),
+            (Some(value), _) if !value.is_empty() => {
+                let room = LIMIT.saturating_sub(all.size);
+                Some(expand(value, &known, room).map_err(|_| too_long())?)
+            }
             (_, Some(source)) => referenced(pod, container, source, inputs)?,
             _ => Some(String::new()),
         };
         if let Some(value) = value {
-            set(&variable.name, value, &mut known);
+            known.insert(variable.name.clone(), value.clone());
+            all.set(&variable.name, value)?;
         }
     }
     for (name, value) in services {
-        if !result.iter().any(|(set, _)| *set == name) {
-            result.push((name, value));
+        if !all.places.contains_key(&name) {
+            all.set(&name, value)?;
         }
     }
-    Ok(result)
+    Ok(all.variables.into_iter().flatten().collect())
 }
 
-fn from_sources(container: &Container, objects: &Objects) -> Result<Variables, Problem> {
-    let mut all = Variables::new();
+/// Variables with a limited size, in the order of their definition.
+#[derive(Default)]
+struct Environment {
+    /// Nothing for a variable that was set again later.
+    variables: Vec<Option<(String, String)>>,
+    /// The index of each name.
+    places: HashMap<String, usize>,
+    /// The bytes of all definitions.
+    size: usize,
+}
+
+impl Environment {
+    fn set(&mut self, name: &str, value: String) -> Result<(), Problem> {
+        self.size += name.len() + value.len();
+        if self.size > LIMIT {
+            return Err(too_long());
+        }
+        if let Some(old) = self.places.insert(name.to_owned(), self.variables.len()) {
+            self.variables[old] = None;
+        }
+        self.variables.push(Some((name.to_owned(), value)));
+        Ok(())
+    }
+}
+
+fn too_long() -> Problem {
+    Problem(format!("the environment is larger than {LIMIT} bytes"))
+}
+
+fn add_sources(
+    container: &Container,
+    objects: &Objects,
+    all: &mut Environment,
+) -> Result<(), Problem> {
     for from in container.env_from.iter().flatten() {
         let prefix = from.prefix.as_deref().unwrap_or_default();
         if let Some(source) = &from.config_map_ref {
             match objects.config_maps.get(&source.name) {
                 Some(map) => {
-                    let data = map.data.iter().flatten();
-                    all.extend(data.map(|(key, text)| (format!("{prefix}{key}"), text.clone())));
+                    for (key, text) in map.data.iter().flatten() {
+                        all.set(&format!("{prefix}{key}"), text.clone())?;
+                    }
                 }
                 None if source.optional == Some(true) => {}
                 None => return Err(missing("configmap", &source.name)),
@@ -125,20 +162,17 @@ fn from_sources(container: &Container, objects: &Objects) -> Result<Variables, P
         if let Some(source) = &from.secret_ref {
             match objects.secrets.get(&source.name) {
                 Some(secret) => {
-                    let data = secret.data.iter().flatten();
-                    all.extend(data.map(|(key, ByteString(bytes))| {
-                        (
-                            format!("{prefix}{key}"),
-                            String::from_utf8_lossy(bytes).into_owned(),
-                        )
-                    }));
+                    for (key, ByteString(bytes)) in secret.data.iter().flatten() {
+                        let value = String::from_utf8_lossy(bytes).into_owned();
+                        all.set(&format!("{prefix}{key}"), value)?;
+                    }
                 }
                 None if source.optional == Some(true) => {}
                 None => return Err(missing("secret", &source.name)),
             }
         }
     }
-    Ok(all)
+    Ok(())
 }
 
 fn missing(kind: &str, name: &str) -> Problem {
@@ -371,6 +405,38 @@ mod tests {
             assert_eq!(value(&all, name).as_deref(), Some(expected), "{name}");
         }
         assert_eq!(value(&all, "OPT"), None);
+    }
+
+    #[test]
+    fn later_definitions_win_and_their_place_counts() {
+        let env = serde_json::json!([{"name": "K", "value": "1"}, {"name": "A", "value": "$(K)"},
+            {"name": "K", "value": "2"}, {"name": "B", "value": "$(K)"}]);
+        let all = make(env, serde_json::json!([{"configMapRef": {"name": "m"}}])).unwrap();
+        let own: Vec<_> = { all.iter() }.filter(|(name, _)| name.len() == 1).collect();
+        let expected = [("L", "w"), ("A", "1"), ("K", "2"), ("B", "2")];
+        let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        assert_eq!(own, expected.iter().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn an_environment_that_grows_with_each_reference_is_refused() {
+        let doubles = |index: usize| match index {
+            0 => serde_json::json!({"name": "X0", "value": "ha"}),
+            _ => {
+                let before = format!("$(X{0})$(X{0})", index - 1);
+                serde_json::json!({"name": format!("X{index}"), "value": before})
+            }
+        };
+        let env = |count: usize| (0..count).map(doubles).collect::<Vec<_>>().into();
+        assert!(make(env(20), serde_json::json!([])).is_ok());
+        let refused = "the environment is larger than 8388608 bytes";
+        let error = make(env(60), serde_json::json!([])).err().unwrap();
+        assert_eq!(error.0, refused);
+        // So is one with the same large object under many prefixes.
+        let from = |index| serde_json::json!({"prefix": format!("{index:0>200}"), "configMapRef": {"name": "m"}});
+        let from: Vec<_> = (0..30_000).map(from).collect();
+        let error = make(serde_json::json!([]), from.into()).err().unwrap();
+        assert_eq!(error.0, refused);
     }
 
     #[test]

@@ -1,10 +1,22 @@
 //! `$(NAME)` references in commands, arguments and values. `$$` is a dollar; unknown references
-//! stay as written.
+//! stay as written. Results have a limit: references to references double in size with each step.
 
 use std::collections::BTreeMap;
 
-/// Replaces references to `known` names.
-pub fn expand(text: &str, known: &BTreeMap<String, String>) -> String {
+/// The most bytes of an environment, of the words of a command, and of a path. The kernel passes six megabytes of words and
+/// environment to a program.
+pub const LIMIT: usize = 8 << 20;
+
+/// A result is larger than its limit.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TooLong;
+
+/// Replaces references to `known` names. The result has at most `limit` bytes.
+pub fn expand(
+    text: &str,
+    known: &BTreeMap<String, String>,
+    limit: usize,
+) -> Result<String, TooLong> {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('$') {
@@ -18,6 +30,9 @@ pub fn expand(text: &str, known: &BTreeMap<String, String>) -> String {
             .and_then(|inner| inner.split_once(')'))
         {
             match known.get(name) {
+                Some(value) if value.len() > limit.saturating_sub(out.len()) => {
+                    return Err(TooLong);
+                }
                 Some(value) => out.push_str(value),
                 None => out.push_str(&format!("$({name})")),
             }
@@ -27,7 +42,10 @@ pub fn expand(text: &str, known: &BTreeMap<String, String>) -> String {
         }
     }
     out.push_str(rest);
-    out
+    match out.len() <= limit {
+        true => Ok(out),
+        false => Err(TooLong),
+    }
 }
 
 #[cfg(test)]
@@ -52,7 +70,15 @@ mod tests {
             ("ä$(A)ö", "ä1ö"),
         ];
         for (text, expected) in cases {
-            assert_eq!(expand(text, &known), expected, "{text}");
+            assert_eq!(expand(text, &known, LIMIT).unwrap(), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn results_have_a_limit() {
+        let known = BTreeMap::from([("A".to_owned(), "12345".to_owned())]);
+        assert_eq!(expand("$(A)$(A)", &known, 10).unwrap(), "1234512345");
+        assert_eq!(expand("$(A)$(A)", &known, 9), Err(TooLong));
+        assert_eq!(expand("123456", &known, 5), Err(TooLong));
     }
 }

@@ -9,6 +9,9 @@ use volume::{Mounter, subpath};
 use super::{env::Problem, expand::expand};
 use crate::{pod::spec, volumes::Mounted};
 
+/// The kernel accepts no longer paths.
+const MAX_PATH: usize = 4096;
+
 /// The sources of mounts.
 pub struct Inputs<'a> {
     pub pod_dir: &'a Path,
@@ -41,7 +44,8 @@ fn container_mount(
 ) -> Result<Mount, Problem> {
     let sub = match (&mount.sub_path_expr, &mount.sub_path) {
         (Some(text), _) if !text.is_empty() => {
-            let expanded = expand(text, inputs.environment);
+            let too_long = |_| Problem(format!("subPathExpr {text:?} is too long"));
+            let expanded = expand(text, inputs.environment, MAX_PATH).map_err(too_long)?;
             if expanded.contains("$(") {
                 return Err(Problem(format!(
                     "subPathExpr {text:?} names an unknown variable"
