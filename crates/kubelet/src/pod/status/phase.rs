@@ -98,9 +98,9 @@ fn count(pod: &Pod, all: &[&ContainerStatus], restarts: &dyn Fn(&str) -> bool) -
         match state {
             Seen::Ended(0) => {}
             Seen::Ended(code) | Seen::WaitingAfter(code) => {
-                if code != 0 && !restart::should_restart(container, spec, code) {
-                    count.failed_init += 1;
-                }
+                let again =
+                    restarts(&container.name) || restart::should_restart(container, spec, code);
+                count.failed_init += usize::from(code != 0 && !again);
             }
             _ => count.pending_init += 1,
         }

@@ -419,6 +419,30 @@ fn a_size_that_could_not_be_given_is_shown_with_its_error_and_the_one_before_sta
 }
 
 #[test]
+fn a_pod_whose_sidecar_restarts_all_containers_has_not_failed() {
+    let rules = serde_json::json!([{"action": "RestartAllContainers",
+        "exitCodes": {"operator": "In", "values": [42]}}]);
+    let spec = serde_json::json!({"restartPolicy": "Never", "containers": [{"name": "a"}],
+        "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always", "restartPolicyRules": rules}]});
+    let killed = |code| {
+        let end = |name, code| container(name, State::Exited, code);
+        let ended = vec![end("i", 0), end("s", code), end("a", 137)];
+        let status = Case::new(spec.clone(), ended).status();
+        let restarting = condition(&status, "AllContainersRestarting").0;
+        (status.phase.unwrap(), restarting)
+    };
+    assert_eq!(killed(42), ("Running".to_owned(), "True".to_owned()));
+    assert_eq!(killed(1), ("Failed".to_owned(), "False".to_owned()));
+    // Also if an init container was running.
+    let ended = vec![
+        container("i", State::Exited, 137),
+        container("s", State::Exited, 42),
+    ];
+    let status = Case::new(spec.clone(), ended).status();
+    assert_eq!(status.phase.as_deref(), Some("Pending"));
+}
+
+#[test]
 fn the_end_before_a_restart_of_the_whole_pod_is_known_after_its_container_was_removed() {
     let spec = serde_json::json!({"containers": [{"name": "a"}]});
     let mut ended = Case::new(spec, vec![container("a", State::Exited, 42)]);
