@@ -9,6 +9,7 @@ use std::{
 };
 
 use tokio::{io::AsyncReadExt, net::unix::pipe, sync::oneshot};
+use tracing::debug;
 
 use super::Container;
 use crate::{
@@ -140,36 +141,52 @@ impl Engine {
         };
         let mut session = self.exec(&container, command, Some(stdio)).await?;
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let work = async {
-            let streams = async { tokio::join!(read(stdout, &mut out), read(stderr, &mut err)) };
-            tokio::pin!(streams);
-            tokio::select! {
-                _ = &mut streams => session.exit().await,
-                exit = session.exit() => {
-                    let _ = tokio::time::timeout(DRAIN, streams).await;
-                    exit
-                }
-            }
+        let streams = async {
+            tokio::join!(read(stdout, &mut out), read(stderr, &mut err));
         };
-        let done = if timeout.is_zero() {
-            Ok(work.await)
-        } else {
-            tokio::time::timeout(timeout, work).await
-        };
-        match done {
-            Ok(exit) => Ok(ExecOutput {
+        let exit = wait(streams, session.exit(), timeout).await;
+        match exit {
+            Some(exit) => Ok(ExecOutput {
                 code: exit?.code,
                 stdout: out,
                 stderr: err,
             }),
-            Err(_) => {
-                session.kill().await?;
+            None => {
+                if let Err(error) = session.kill().await {
+                    // It may just have ended.
+                    debug!(container = container.id, %error, "cannot kill a command that timed out");
+                }
                 Err(Error::Deadline(format!(
                     "command {command:?} timed out after {timeout:?}"
                 )))
             }
         }
     }
+}
+
+/// Waits for the end of a command while its output is read, and then for the rest of its output. Nothing if it has not
+/// ended within the timeout, if there is one.
+async fn wait<T>(
+    streams: impl Future<Output = ()>,
+    exit: impl Future<Output = T>,
+    timeout: Duration,
+) -> Option<T> {
+    tokio::pin!(streams, exit);
+    let ended = async {
+        tokio::select! {
+            () = &mut streams => (exit.await, true),
+            ended = &mut exit => (ended, false),
+        }
+    };
+    let (exit, is_read) = match timeout.is_zero() {
+        true => ended.await,
+        false => tokio::time::timeout(timeout, ended).await.ok()?,
+    };
+    if !is_read {
+        // Outside the timeout: the command has ended in time.
+        let _ = tokio::time::timeout(DRAIN, streams).await;
+    }
+    Some(exit)
 }
 
 fn pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
@@ -183,4 +200,21 @@ async fn read(mut pipe: pipe::Receiver, bytes: &mut Vec<u8>) {
     // Keep what was read before an error.
     let _ = (&mut pipe).take(MAX_OUTPUT).read_to_end(bytes).await;
     let _ = tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_command_that_ended_in_time_has_its_exit_though_its_children_keep_the_streams_open() {
+        let short = Duration::from_millis(10);
+        assert_eq!(wait(pending(), ready(3), short).await, Some(3));
+        assert_eq!(wait(ready(()), ready(3), short).await, Some(3));
+        assert_eq!(wait(ready(()), ready(3), Duration::ZERO).await, Some(3));
+        assert_eq!(wait(ready(()), pending::<u8>(), short).await, None);
+        assert_eq!(wait(pending(), pending::<u8>(), short).await, None);
+    }
 }
