@@ -6,11 +6,15 @@
 //! `cargo run --release -p bench-network -- services` (as root; needs nft): how soon a new Service is served
 //! beside ten and beside ten thousand others, what connections cost, and how long a restart takes. With
 //! `--kube-proxy PROGRAM` also of kube-proxy in nftables mode.
+//!
+//! `cargo run --release -p bench-network -- paths` (as root; needs nft): throughput, round trips and new connections
+//! from pod to pod, through a Service, and through a node port.
 #![allow(clippy::print_stdout, reason = "it prints its results")]
 
 mod api;
 mod dnsperf;
 mod paced;
+mod paths;
 mod services;
 mod subject;
 
@@ -36,6 +40,8 @@ enum What {
     Dns(Dns),
     /// Programming of Services, and connections through them.
     Services(services::Arguments),
+    /// Traffic from pod to pod, through a Service, and through a node port.
+    Paths(paths::Arguments),
 }
 
 #[derive(clap::Args)]
@@ -74,6 +80,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.what {
         What::Dns(dns) => runtime.block_on(measure_dns(dns)),
         What::Services(services) => runtime.block_on(services::run(services)),
+        What::Paths(paths) => paths::run(paths),
     }
 }
 

@@ -25,7 +25,7 @@ use crate::{api::Api, subject::command};
 /// The address of the endpoint that answers; all measured Services lead to it.
 const ENDPOINT: &str = "10.42.0.1";
 const PORT: u16 = 8080;
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(600);
 const GIVE_UP: Duration = Duration::from_millis(20);
 const TRY_AGAIN: Duration = Duration::from_micros(100);
 /// The pause between changes, so that the kernel has cleaned up after the last one.
