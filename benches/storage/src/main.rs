@@ -1,6 +1,7 @@
 //! How much longer pods take to start with a claim of the default class: a StatefulSet creates all
 //! of them at once, first without claims, then with one each, on a cluster of their own. Also
-//! prints how long it takes until everything is removed, including volumes and data.
+//! prints how long it takes until everything is removed, including volumes and data, and the CPU
+//! time of the daemon until all pods run: other load of the machine changes it little.
 //!
 //! `MAINSTAY_BIN=target/…/release/mainstay cargo run --release -p bench-storage` (as root)
 #![allow(clippy::print_stdout, reason = "it prints its results")]
@@ -31,23 +32,49 @@ fn main() -> Result<()> {
     // Warms up images, caches and connections.
     measure(&cluster, 5, true)?;
     println!(
-        "{:>6} {:>14} {:>14} {:>7} {:>14}",
-        "pods", "without", "with a claim", "ratio", "all removed"
+        "{:>6} {:>10} {:>10} {:>7} {:>10} {:>10} {:>7} {:>12}",
+        "pods", "without", "with", "ratio", "CPU", "CPU with", "ratio", "all removed"
     );
     for _ in 0..arguments.rounds {
-        let (plain, _) = measure(&cluster, arguments.pods, false)?;
-        let (claimed, removed) = measure(&cluster, arguments.pods, true)?;
+        let plain = measure(&cluster, arguments.pods, false)?;
+        let claimed = measure(&cluster, arguments.pods, true)?;
         let seconds = |time: Duration| format!("{:.2} s", time.as_secs_f64());
+        let ratio = |time: fn(&Round) -> Duration| {
+            time(&claimed).as_secs_f64() / time(&plain).as_secs_f64()
+        };
         println!(
-            "{:>6} {:>14} {:>14} {:>6.2}x {:>14}",
+            "{:>6} {:>10} {:>10} {:>6.2}x {:>10} {:>10} {:>6.2}x {:>12}",
             arguments.pods,
-            seconds(plain),
-            seconds(claimed),
-            claimed.as_secs_f64() / plain.as_secs_f64(),
-            seconds(removed)
+            seconds(plain.running),
+            seconds(claimed.running),
+            ratio(|round| round.running),
+            seconds(plain.cpu),
+            seconds(claimed.cpu),
+            ratio(|round| round.cpu),
+            seconds(claimed.removed)
         );
     }
     Ok(())
+}
+
+/// The times of a round.
+struct Round {
+    /// Until all pods run.
+    running: Duration,
+    /// The daemon's CPU time until then.
+    cpu: Duration,
+    /// From the deletion until everything is removed.
+    removed: Duration,
+}
+
+/// The CPU time that a process has used.
+fn cpu_time(process: u32) -> Result<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // The name before may have spaces.
+    let (_, fields) = stat.rsplit_once(')').unwrap_or_default();
+    let ticks = fields.split_whitespace().skip(11).take(2);
+    let ticks: u64 = ticks.map(|field| field.parse().unwrap_or(0)).sum();
+    Ok(Duration::from_millis(ticks * 10))
 }
 
 /// A cluster whose node has room for that many pods.
@@ -65,8 +92,8 @@ fn start(pods: usize) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// The time until all pods run, and until everything is removed.
-fn measure(cluster: &Cluster, pods: usize, with_claims: bool) -> Result<(Duration, Duration)> {
+fn measure(cluster: &Cluster, pods: usize, with_claims: bool) -> Result<Round> {
+    let used = cpu_time(cluster.pid())?;
     let begun = Instant::now();
     let applied = cluster.kubectl_stdin(&["create", "-f", "-"], &set(pods, with_claims));
     if !applied.ok {
@@ -79,6 +106,7 @@ fn measure(cluster: &Cluster, pods: usize, with_claims: bool) -> Result<(Duratio
         bail!("{}", waited.stderr);
     }
     let running = begun.elapsed();
+    let cpu = cpu_time(cluster.pid())?.saturating_sub(used);
     let begun = Instant::now();
     let deleted = cluster.kubectl(&["delete", "statefulset/load", "--wait=false"]);
     if !deleted.ok {
@@ -91,7 +119,11 @@ fn measure(cluster: &Cluster, pods: usize, with_claims: bool) -> Result<(Duratio
             count => Err(format!("{count} objects left; {}", left.stderr)),
         }
     });
-    Ok((running, begun.elapsed()))
+    Ok(Round {
+        running,
+        cpu,
+        removed: begun.elapsed(),
+    })
 }
 
 fn set(pods: usize, with_claims: bool) -> String {
