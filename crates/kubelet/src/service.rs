@@ -13,7 +13,7 @@ use reconcile::{Kind, Recorder};
 use stdx::{Backoff, Blocking};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{debug, warn};
 use volume::{LinuxMounter, storage};
 
 use crate::{
@@ -283,10 +283,16 @@ where
     F: Future<Output = Result<T>>,
 {
     let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
+    let mut known = String::new();
     loop {
-        match attempt().await {
+        match attempt().await.map_err(|error| error.to_string()) {
             Ok(value) => return value,
-            Err(error) => warn!(%error, "{what}"),
+            // Servers may be away for hours.
+            Err(error) if error == known => debug!(error, "{what}"),
+            Err(error) => {
+                warn!(error, "{what}, trying again");
+                known = error;
+            }
         }
         config.clock.sleep(backoff.step()).await;
     }

@@ -428,6 +428,15 @@ fn agents_go_on_without_a_server(site: &mut Site, pods: &[Value]) {
             false => Err(log[earlier..].to_owned()),
         }
     });
+    // A failure is logged once, not at each attempt.
+    let log = std::fs::read_to_string(site.two.log()).expect("a log");
+    let warnings: Vec<&str> = log[earlier..]
+        .lines()
+        .filter_map(|line| line.split_once(" WARN ").map(|(_, said)| said))
+        .filter(|said| said.contains("cannot register the node"))
+        .collect();
+    let is_repeated = warnings.windows(2).any(|pair| pair[0] == pair[1]);
+    assert!(!is_repeated, "{warnings:#?}");
 }
 
 /// A pod of another node, by its address.
