@@ -218,6 +218,13 @@ fn other_names_are_not_certified(site: &Site) {
         ),
         // The holder of a token must not get the identity of an existing, Ready node.
         ("taken-name", Identity::Token(&token), CLIENT, node("one")),
+        // The last name counts, for Go's programs too.
+        (
+            "two-names",
+            Identity::Token(&token),
+            CLIENT,
+            "/O=system:nodes/CN=system:node:new/CN=system:node:one".to_owned(),
+        ),
         (
             "token-proxy",
             Identity::Token(&token),
