@@ -124,10 +124,15 @@ pub fn forget_system(object: &mut Object) {
     }
 }
 
-/// Sets the metadata of a new object and removes fields that clients cannot set.
-pub fn begin(object: &mut Object, now: Timestamp) {
+/// Removes the fields of a new object that clients cannot set.
+pub fn begin(object: &mut Object) {
     forget_system(object);
     of_mut(object).shift_remove("resourceVersion");
+}
+
+/// Sets the UID and the creation time of a new object. Called after mutating admission, so that
+/// webhooks and policies cannot choose them.
+pub fn identify(object: &mut Object, now: Timestamp) {
     let uid = uuid::Builder::from_random_bytes(rand::rng().random()).into_uuid();
     set(object, "uid", uid.to_string());
     set(object, "creationTimestamp", time(now));
@@ -254,8 +259,11 @@ mod tests {
         let mut new = object(machinery::json::json!({"metadata": {
             "name": "a", "uid": "mine", "deletionTimestamp": "2020-01-01T00:00:00Z",
             "resourceVersion": "4"}}));
-        begin(&mut new, Timestamp::UNIX_EPOCH);
-        assert_ne!(text(&new, "uid"), "mine");
+        begin(&mut new);
+        assert_eq!(text(&new, "uid"), "", "mutating admission sees no UID");
+        set(&mut new, "uid", "of a webhook");
+        identify(&mut new, Timestamp::UNIX_EPOCH);
+        assert_eq!(text(&new, "uid").len(), 36);
         assert_eq!(text(&new, "creationTimestamp"), "1970-01-01T00:00:00Z");
         assert!(!is_deleting(&new) && text(&new, "resourceVersion").is_empty());
     }

@@ -55,8 +55,9 @@ async fn attempt(
 ) -> Result<Result<Written, (String, Conflict)>, Status> {
     let kind = &write.resource.kind;
     let now = write.core.config.clock.now();
-    meta::begin(&mut object, now);
+    meta::begin(&mut object);
     kind.default(&mut object);
+    let created = now;
     let now = meta::time(now);
     kind.default_at(&mut object, &now);
     let stage = owners::Stage::Request;
@@ -66,6 +67,7 @@ async fn attempt(
     write
         .admit_mutating(Operation::Create, &mut object, None)
         .await?;
+    meta::identify(&mut object, created);
     // Admission must not move it to another namespace.
     write.ensure_namespace_matches(&mut object)?;
     let stage = owners::Stage::AfterAdmission;

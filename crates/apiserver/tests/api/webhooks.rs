@@ -174,6 +174,33 @@ async fn a_patch_that_makes_an_object_invalid_stores_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_webhook_cannot_choose_the_identity_of_a_new_object() {
+    let server = Server::start().await;
+    let hook = Hook::start(|review| {
+        let operations = json!([
+            {"op": "add", "path": "/metadata/uid", "value": "of-another-object"},
+            {"op": "add", "path": "/metadata/creationTimestamp", "value": "2000-01-01T00:00:00Z"},
+            {"op": "add", "path": "/metadata/resourceVersion", "value": "1"}]);
+        Reply::Json(patched(review, &operations))
+    })
+    .await;
+    let hooks = vec![webhook("m.example.com", hook.by_url(), Value::Null)];
+    install(&server, true, "forges", hooks).await;
+    let created = create(&server, "forged").await;
+    assert_eq!(created.code, 201, "{}", created.body);
+    let object = created.json();
+    assert_eq!(object["metadata"]["uid"].as_str().unwrap().len(), 36);
+    assert_ne!(
+        object["metadata"]["creationTimestamp"],
+        "2000-01-01T00:00:00Z"
+    );
+    assert_ne!(object["metadata"]["resourceVersion"], "1");
+    let requests = hook.requests();
+    let seen = requests.iter().find(|one| one["name"] == "forged").unwrap();
+    assert!(seen["object"]["metadata"]["uid"].is_null(), "{seen}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_unreachable_webhook_follows_its_failure_policy() {
     let server = Server::start().await;
     let hook = Hook::start(|review| {
