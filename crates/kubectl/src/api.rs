@@ -256,6 +256,17 @@ impl Api {
         query: &[(&'static str, String)],
     ) -> Result<Value> {
         let body = serde_json::to_vec(patch)?;
+        self.patch_text(path, kind, body, query).await
+    }
+
+    /// The same with a patch that is not parsed here.
+    pub(crate) async fn patch_text(
+        &self,
+        path: &str,
+        kind: PatchType,
+        body: Vec<u8>,
+        query: &[(&'static str, String)],
+    ) -> Result<Value> {
         let path = self.write_path(path, query);
         self.json(Method::PATCH, &path, JSON, kind.media_type(), body)
             .await

@@ -1,8 +1,12 @@
 //! Discovery, and resolution of words such as `po`, `deploy` or `deployments.v1.apps` to resources.
 
 use std::{
+    collections::BTreeSet,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -222,12 +226,29 @@ impl Discovery {
             .find(|resources| resolve(resources, word).cloned())
             .await?
         {
-            Some(resource) => Ok(resource),
+            Some(resource) => {
+                self.warn_of_short_name(&resource, word).await?;
+                Ok(resource)
+            }
             None => {
                 let name = word.split('.').next().unwrap_or(word);
                 bail!("the server doesn't have a resource type \"{name}\"")
             }
         }
+    }
+
+    /// Warns once of other resources with the same short name.
+    async fn warn_of_short_name(&self, found: &Resource, word: &str) -> Result<()> {
+        static HAS_WARNED: AtomicBool = AtomicBool::new(false);
+        let others = also_short(&self.resources().await?, found, word);
+        if !others.is_empty() && !HAS_WARNED.swap(true, Ordering::Relaxed) {
+            for other in others {
+                eprintln!(
+                    "Warning: short name {word:?} could also match lower priority resource {other}"
+                );
+            }
+        }
+        Ok(())
     }
 
     /// The resources of a category such as `all`.
@@ -259,6 +280,26 @@ impl Discovery {
         let is_it = |r: &&Resource| r.kind == kind && r.api_version() == api_version;
         self.find(|resources| resources.iter().find(is_it).cloned())
             .await
+    }
+}
+
+/// Other resources with the same short name, as `events.events.k8s.io`; none if the word is no short
+/// name or has a group.
+fn also_short(resources: &[Resource], found: &Resource, word: &str) -> BTreeSet<String> {
+    let is_other = |resource: &&Resource| {
+        resource.short_names.iter().any(|name| name == word)
+            && (&resource.group, &resource.plural) != (&found.group, &found.plural)
+    };
+    let is_name = word == found.plural
+        || word == found.singular
+        || !found.short_names.iter().any(|name| name == word);
+    match is_name {
+        true => BTreeSet::new(),
+        false => resources
+            .iter()
+            .filter(is_other)
+            .map(Resource::qualified_plural)
+            .collect(),
     }
 }
 
@@ -379,6 +420,17 @@ mod tests {
             assert_eq!(resolve(&discovery, word).unwrap().group, group, "{word}");
         }
         assert!(resolve(&discovery, "nothing").is_none());
+    }
+
+    #[test]
+    fn other_resources_with_the_same_short_name_are_found() {
+        let mut resources = discovery();
+        resources[2].short_names.push("deploy".to_owned());
+        let found = resolve(&resources, "deploy").unwrap().clone();
+        let others = |word: &str| Vec::from_iter(also_short(&resources, &found, word));
+        assert_eq!(others("deploy"), ["deployments.example.com"]);
+        assert!(others("deployments").is_empty());
+        assert!(others("deployments.apps").is_empty());
     }
 
     #[test]

@@ -31,18 +31,23 @@ const SECRETS: [&str; 2] = ["token", "password"];
 
 /// Adds the flag to the commands that have it.
 pub(crate) fn with_flag(root: Command) -> Command {
-    let flag = || {
-        Arg::new(FLAG)
-            .long(FLAG)
-            .action(ArgAction::SetTrue)
-            .hide(true)
-    };
-    COMMANDS.iter().fold(root, |root, path| {
-        let mut names = path.split(' ');
-        let (first, second) = (names.next().unwrap_or_default(), names.next());
-        root.mut_subcommand(first, |command| match second {
-            Some(second) => command.mut_subcommand(second, |command| command.arg(flag())),
-            None => command.arg(flag()),
+    add_flag(root, "")
+}
+
+/// Replaces every subcommand, since a replaced one becomes the last: all keep their order.
+fn add_flag(command: Command, path: &str) -> Command {
+    let names: Vec<String> = command
+        .get_subcommands()
+        .map(|sub| sub.get_name().to_owned())
+        .collect();
+    names.into_iter().fold(command, |command, name| {
+        let path = format!("{path} {name}").trim_start().to_owned();
+        command.mut_subcommand(name, |sub| {
+            let flag = Arg::new(FLAG).long(FLAG);
+            let flag = flag.action(ArgAction::SetTrue).hide(true);
+            let has_it = COMMANDS.contains(&path.as_str());
+            let sub = if has_it { sub.arg(flag) } else { sub };
+            add_flag(sub, &path)
         })
     })
 }

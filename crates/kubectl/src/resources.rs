@@ -26,6 +26,22 @@ pub(crate) const STRAY_WORD: &str = "there is no need to specify a resource type
 pub(crate) const LOCAL_TYPES: &str = "you must specify resources by --filename when --local is set.\n\
     Example resource specifications include:\n   '-f rsrc.yaml'\n   '--filename=rsrc.json'";
 
+/// The error about an object's namespace, if the object was not found because of that.
+pub(crate) async fn missing_namespace(
+    session: &Session,
+    namespace: &str,
+    error: anyhow::Error,
+) -> anyhow::Error {
+    if !error::is_not_found(&error) || matches!(namespace, "" | "default") {
+        return error;
+    }
+    let namespaces = format!("/api/v1/namespaces/{}", crate::discovery::encode(namespace));
+    match session.api.get(&namespaces).await {
+        Err(missing) if error::is_not_found(&missing) => missing,
+        _ => error,
+    }
+}
+
 /// One object that a command is about.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
@@ -60,7 +76,10 @@ impl Target {
     pub(crate) async fn get(&self, session: &Session) -> Result<Value> {
         match &self.live {
             Some(live) => Ok(live.clone()),
-            None => session.api.get(&self.path()).await,
+            None => match session.api.get(&self.path()).await {
+                Ok(object) => Ok(object),
+                Err(error) => Err(missing_namespace(session, &self.namespace, error).await),
+            },
         }
     }
 

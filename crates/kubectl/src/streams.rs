@@ -258,14 +258,7 @@ pub(crate) async fn pod_of(session: &Session, word: &str, patience: &str) -> Res
 
 /// The error about an object's namespace, if the object was not found because of that.
 pub(crate) async fn or_missing_namespace(session: &Session, error: anyhow::Error) -> anyhow::Error {
-    if !error::is_not_found(&error) || session.namespace == "default" {
-        return error;
-    }
-    let path = format!("/api/v1/namespaces/{}", encode(&session.namespace));
-    match session.api.get(&path).await {
-        Err(missing) if error::is_not_found(&missing) => missing,
-        _ => error,
-    }
+    resources::missing_namespace(session, &session.namespace, error).await
 }
 
 /// Sort order: ready pods, then running ones, then others; pods that are being deleted are last.

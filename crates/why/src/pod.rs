@@ -329,9 +329,13 @@ fn container_waits(name: &str, pod: &Pod, status: &ContainerStatus, seen: &Seen)
             });
             let out_of_memory = end.is_some_and(|end| end.reason.as_deref() == Some("OOMKilled"));
             let answer = with_log(answer, seen);
-            match out_of_memory {
-                true => answer.next("raise the container's memory limit"),
-                false => answer.next(format!(
+            let start = end.filter(|end| could_not_start(end));
+            let start = start.and_then(|end| end.message.as_deref());
+            let help = start.and_then(|message| start_help(pod, container, message));
+            match (out_of_memory, help) {
+                (true, _) => answer.next("raise the container's memory limit"),
+                (false, Some(help)) => answer.next(help),
+                (false, None) => answer.next(format!(
                     "kubectl logs {name}{} -c {container} --previous",
                     namespace_flag(pod)
                 )),
@@ -416,11 +420,19 @@ fn not_ready(name: &str, pod: &Pod, ready: &PodCondition, seen: &Seen) -> Answer
     answer.because_all(seen.warnings.iter().map(Warning::line))
 }
 
+/// Whether the container's process was never run.
+fn could_not_start(end: &ContainerStateTerminated) -> bool {
+    matches!(
+        end.reason.as_deref(),
+        Some("ContainerCannotRun" | "StartError")
+    )
+}
+
 fn how_it_ended(end: &ContainerStateTerminated) -> String {
     let code = end.exit_code;
     let what = match end.reason.as_deref() {
         Some("OOMKilled") => "was killed because it used more memory than its limit".to_owned(),
-        Some("ContainerCannotRun" | "StartError") => "could not be started".to_owned(),
+        _ if could_not_start(end) => "could not be started".to_owned(),
         _ => match code - 128 {
             signal if (1..=64).contains(&signal) => {
                 format!("was killed by signal {signal} (exit code {code})")
@@ -432,6 +444,11 @@ fn how_it_ended(end: &ContainerStateTerminated) -> String {
         .message
         .as_deref()
         .map(str::trim_end)
+        // The runtime's further lines repeat the first in other words.
+        .map(|message| match could_not_start(end) {
+            true => message.lines().next().unwrap_or_default(),
+            false => message,
+        })
         .filter(|message| !message.is_empty())
     {
         Some(message) => format!("{what}: {message}"),
@@ -602,6 +619,25 @@ mod tests {
             assert!(text.contains(step), "{text}");
             assert!(!text.contains("again"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_program_that_the_image_does_not_have_is_named_once() {
+        let crash = json!({"waiting": {"reason": "CrashLoopBackOff"}});
+        let message = "exec: \"/x\": no such file or directory\nthe same again";
+        let end =
+            json!({"terminated": {"exitCode": 128, "reason": "StartError", "message": message}});
+        let text = explained(
+            &pod(json!({}), on_node(), container(crash, end)),
+            &Seen::default(),
+        );
+        let expected = "could not be started: exec: \"/x\": no such file or directory\n";
+        assert!(text.contains(expected), "{text}");
+        assert!(
+            text.contains("-> check the command of container main"),
+            "{text}"
+        );
+        assert!(!text.contains("again"), "{text}");
     }
 
     #[test]

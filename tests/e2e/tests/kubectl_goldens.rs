@@ -9,6 +9,7 @@ use testkit::{Cluster, Ran};
 const COMMANDS: &str = include_str!("../clients/kubectl/commands.txt");
 const MISTAKES: &str = include_str!("../clients/kubectl/mistakes.txt");
 const USAGE: &str = include_str!("../clients/kubectl/usage.txt");
+const CORNERS: &str = include_str!("../clients/kubectl/corners.txt");
 const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/kubectl");
 /// Commands that are compared at once.
 const THREADS: usize = 4;
@@ -37,6 +38,11 @@ fn both_kubectls_refuse_the_same_mistakes_and_generate_the_same_objects() {
 #[test]
 fn both_kubectls_report_the_same_usage_errors() {
     compare(USAGE);
+}
+
+#[test]
+fn both_kubectls_agree_about_templates_selectors_generators_and_absent_objects() {
+    compare(CORNERS);
 }
 
 fn compare(commands: &str) {

@@ -98,6 +98,9 @@ const VERBS: &[&str] = &[
     "bind",
     "impersonate",
     "escalate",
+    "approve",
+    "sign",
+    "attest",
     "*",
 ];
 

@@ -88,6 +88,7 @@ impl Autoscale {
             bail!("no objects passed to autoscale");
         }
         for target in targets {
+            target.get(session).await?;
             if !target
                 .resource
                 .subresources
@@ -106,7 +107,6 @@ impl Autoscale {
                      in discovery information"
                 );
             }
-            target.get(session).await?;
             let mut object = self.autoscaler(&target)?;
             if session.namespace_given {
                 object["metadata"]["namespace"] = json!(session.namespace);

@@ -63,8 +63,6 @@ struct Outcome {
 
 impl Edit {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
-        Editor::new(&self.print, self.windows_line_endings)?;
-        let report = Report::new(&self.print, DryRunMode::None)?;
         let originals = self.originals(session).await?;
         let before = match originals.as_slice() {
             [] => bail!("edit cancelled, no objects found"),
@@ -75,6 +73,7 @@ impl Edit {
             }
         };
         let mut editor = Editor::new(&self.print, self.windows_line_endings)?;
+        let report = Report::new(&self.print, DryRunMode::None)?;
         let original = editor.text_of(&before);
         let mut text = original.clone();
         let mut reasons: Vec<String> = Vec::new();

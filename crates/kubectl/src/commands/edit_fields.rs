@@ -107,7 +107,9 @@ impl EditFields {
             return Ok(());
         }
         let targets = resources::targets(session, &self.selection, &words, self.all).await?;
-        if self.resource_version.is_some() && targets.len() != 1 {
+        // Objects that were listed are not one object, even if there is only one.
+        let is_single = targets.len() == 1 && targets[0].live.is_none();
+        if self.resource_version.is_some() && !is_single {
             bail!("--resource-version may only be used with a single resource");
         }
         let mut errors = Vec::new();

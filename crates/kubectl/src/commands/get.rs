@@ -78,6 +78,8 @@ struct ResourceQuery {
     resource: Resource,
     path: String,
     name: Option<String>,
+    /// Of a single object.
+    namespace: String,
 }
 
 impl Get {
@@ -108,6 +110,11 @@ impl Get {
         use std::io::Write;
         if !self.resources.is_empty() {
             bail!("arguments may not be passed when --raw is specified");
+        }
+        if self.watch || self.watch_only || self.selection.selector.is_some() {
+            bail!(
+                "--raw may not be specified with other flags that filter the server request or alter the output"
+            );
         }
         if self.print.output.is_some() {
             bail!("--raw and --output are mutually exclusive");
@@ -210,6 +217,10 @@ impl Get {
             .unwrap_or_default();
         ResourceQuery {
             path: format!("{}{subresource}", resource.object(namespace, name)),
+            namespace: match resource.namespaced {
+                true => namespace.to_owned(),
+                false => String::new(),
+            },
             resource,
             name: Some(name.to_owned()),
         }
@@ -223,6 +234,7 @@ impl Get {
                 &resources::query(&self.selection),
             ),
             resource,
+            namespace: String::new(),
             name: None,
         }
     }
@@ -234,7 +246,12 @@ impl Get {
             false => ask.path.clone(),
         };
         match ask.name {
-            Some(_) => session.api.get_as(&path, accept).await,
+            Some(_) => match session.api.get_as(&path, accept).await {
+                Ok(object) => Ok(object),
+                Err(error) => {
+                    Err(resources::missing_namespace(session, &ask.namespace, error).await)
+                }
+            },
             None => {
                 let listed = session.api.list(&path, accept, self.chunk_size).await;
                 listed.map_err(|error| resources::refused(error, &self.selection, &ask.resource))
@@ -309,7 +326,7 @@ impl Get {
     ) -> Result<()> {
         let mut objects = Vec::new();
         let mut errors = Vec::new();
-        let mut is_list = asks.len() != 1;
+        let is_list = asks.len() != 1 || asks.iter().any(|ask| ask.name.is_none());
         for ask in asks {
             let answer = match self.ask(session, ask, "application/json").await {
                 Ok(answer) => answer,
@@ -321,12 +338,9 @@ impl Get {
             };
             match ask.name {
                 Some(_) => objects.push(answer),
-                None => {
-                    is_list = true;
-                    objects.extend(
-                        list(&answer["items"]).filter_map(|item| of_item(&ask.resource, item).live),
-                    );
-                }
+                None => objects.extend(
+                    list(&answer["items"]).filter_map(|item| of_item(&ask.resource, item).live),
+                ),
             }
         }
         if let Some(path) = &self.sort_by {
@@ -334,7 +348,7 @@ impl Get {
         }
         match is_list {
             false => objects.iter().try_for_each(|object| printer.print(object))?,
-            true if errors.is_empty() || !objects.is_empty() => printer.print(&json!({
+            true if !self.ignore_not_found || !objects.is_empty() => printer.print(&json!({
                 "apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": objects}))?,
             true => {}
         }

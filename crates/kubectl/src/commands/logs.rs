@@ -250,7 +250,10 @@ impl Logs {
         }
         if let Some(since) = self.since.as_deref().filter(|since| !since.is_empty()) {
             let seconds = crate::duration::parse(since)?.as_secs_f64().ceil();
-            query.push(("sinceSeconds", format!("{seconds:.0}")));
+            // Zero is the flag's default: everything.
+            if seconds > 0.0 {
+                query.push(("sinceSeconds", format!("{seconds:.0}")));
+            }
         }
         if let Some(time) = self.since_time.as_deref().filter(|time| !time.is_empty()) {
             query.push(("sinceTime", time.to_owned()));

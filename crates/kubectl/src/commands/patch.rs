@@ -10,7 +10,7 @@ use crate::{
     discovery::Resource,
     error, manifest, merge,
     output::PrintFlags,
-    resources,
+    resources::{self, Target},
     session::Session,
 };
 
@@ -74,50 +74,63 @@ impl Patch {
                         crate::json::str_of(&manifest.object["kind"])
                     );
                 }
-                let patched = merge::apply(&manifest.object, kind, &patch)?;
+                let patched = merge::apply(&manifest.object, kind, &patch.parse(kind)?)?;
                 report.print(&patched, deed(&manifest.object, &patched))?;
             }
             return Ok(());
         }
-        let mut query: Query = vec![("fieldManager", self.field_manager.clone())];
-        query.extend(dry_run.parameter());
         let selection = (&self.files).into();
         let targets = resources::targets(session, &selection, &self.resources, false).await?;
         if targets.is_empty() {
             bail!("no objects passed to patch");
         }
+        let mut errors = Vec::new();
         for target in targets {
-            let subresource = self
-                .subresource
-                .as_ref()
-                .map(|name| format!("/{name}"))
-                .unwrap_or_default();
-            let path = format!("{}{subresource}", target.path());
-            // With `--dry-run=client` the object of the file is printed, if it came from one.
-            let before = match &target.manifest {
-                Some(object) if dry_run.is_client() => object.clone(),
-                _ => session.api.get(&path).await?,
-            };
-            let patched = match dry_run.is_client() {
-                true => merge::apply(&before, kind, &patch)?,
-                false => {
-                    let patched = session.api.patch(&path, kind, &patch, &query).await;
-                    let patched =
-                        patched.map_err(|error| unsupported(error, kind, &target.resource))?;
-                    session.record_afterwards(&path, &query).await?;
-                    patched
-                }
-            };
-            match before == patched && !report.prints_objects() {
-                // Printed without the dry-run suffix, as upstream does.
-                true => println!("{} patched (no change)", crate::output::name(&patched)),
-                false => report.print(&patched, "patched")?,
+            let patched = self.change(session, &target, kind, &patch, &report).await;
+            errors.extend(patched.err());
+        }
+        error::aggregate(errors)
+    }
+
+    async fn change(
+        &self,
+        session: &Session,
+        target: &Target,
+        kind: PatchType,
+        patch: &Text,
+        report: &Report,
+    ) -> Result<()> {
+        let dry_run = self.dry_run.mode()?;
+        let mut query: Query = vec![("fieldManager", self.field_manager.clone())];
+        query.extend(dry_run.parameter());
+        let subresource = self.subresource.as_ref();
+        let subresource = subresource.map(|name| format!("/{name}"));
+        let path = format!("{}{}", target.path(), subresource.unwrap_or_default());
+        // With `--dry-run=client` the object of the file is printed, if it came from one.
+        let before = match &target.manifest {
+            Some(object) if dry_run.is_client() => object.clone(),
+            _ => session.api.get(&path).await?,
+        };
+        let patched = match dry_run.is_client() {
+            true => merge::apply(&before, kind, &patch.parse(kind)?)?,
+            false => {
+                let text = patch.0.clone().into_bytes();
+                let patched = session.api.patch_text(&path, kind, text, &query).await;
+                let patched =
+                    patched.map_err(|error| unsupported(error, kind, &target.resource))?;
+                session.record_afterwards(&path, &query).await?;
+                patched
             }
+        };
+        match before == patched && !report.prints_objects() {
+            // Printed without the dry-run suffix, as upstream does.
+            true => println!("{} patched (no change)", crate::output::name(&patched)),
+            false => report.print(&patched, "patched")?,
         }
         Ok(())
     }
 
-    fn patch(&self) -> Result<Value> {
+    fn patch(&self) -> Result<Text> {
         let text = match (&self.patch, &self.patch_file) {
             (Some(text), None) => text.clone(),
             (None, Some(path)) => std::fs::read_to_string(path).map_err(|error| {
@@ -132,15 +145,33 @@ impl Patch {
                 bail!("must specify --patch or --patch-file containing the contents of the patch");
             }
         };
-        // Upstream sends invalid JSON, and the server rejects it.
-        if text.trim_start().starts_with(['{', '['])
-            && let Err(error) = serde_json::from_str::<serde::de::IgnoredAny>(&text)
-            && error.is_eof()
-        {
-            let why = "Error from server (BadRequest): unexpected end of JSON input";
-            return Err(error::Plain(why.to_owned()).into());
+        Text::new(text)
+    }
+}
+
+/// A patch as JSON. What begins as JSON is sent as it is written, and the server rejects invalid
+/// text.
+#[derive(Debug)]
+struct Text(String);
+
+impl Text {
+    fn new(text: String) -> Result<Self> {
+        if text.trim_start().starts_with('{') {
+            return Ok(Self(text));
         }
-        serde_saphyr::from_str(&text).with_context(|| format!("unable to parse {text:?}"))
+        let value: Value =
+            serde_saphyr::from_str(&text).with_context(|| format!("unable to parse {text:?}"))?;
+        Ok(Self(value.to_string()))
+    }
+
+    /// For patches that are applied here.
+    fn parse(&self, kind: PatchType) -> Result<Value> {
+        serde_json::from_str(&self.0).map_err(|_| {
+            anyhow::anyhow!(match kind {
+                PatchType::Merge => "Invalid JSON Patch",
+                _ => "invalid JSON document",
+            })
+        })
     }
 }
 
@@ -162,5 +193,25 @@ fn deed(before: &Value, after: &Value) -> &'static str {
     match before == after {
         true => "patched (no change)",
         false => "patched",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invalid_json_is_left_to_the_server_and_yaml_becomes_json() {
+        let text = |text: &str| Text::new(text.to_owned()).unwrap().0;
+        assert_eq!(text("{\"a\""), "{\"a\"");
+        assert_eq!(text("{a: b}"), "{a: b}");
+        assert_eq!(text("a: {b: [1]}"), "{\"a\":{\"b\":[1]}}");
+        let cut = Text("{".to_owned());
+        for (kind, expected) in [
+            (PatchType::Strategic, "invalid JSON document"),
+            (PatchType::Merge, "Invalid JSON Patch"),
+        ] {
+            assert_eq!(cut.parse(kind).unwrap_err().to_string(), expected);
+        }
     }
 }

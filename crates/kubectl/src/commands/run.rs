@@ -231,6 +231,7 @@ impl Run {
             let variable = |text: &String| {
                 let (name, value) = text
                     .split_once('=')
+                    .filter(|(name, _)| !name.is_empty())
                     .with_context(|| format!("invalid env: {text}"))?;
                 Ok(match value {
                     "" => json!({"name": name}),

@@ -54,6 +54,9 @@ impl Scale {
                 "The --replicas=COUNT flag is required, and COUNT must be greater than or equal to 0"
             );
         }
+        if self.current_replicas < -1 {
+            bail!("The --current-replicas must specify an integer of -1 or greater");
+        }
         let report = Report::new(&self.print, self.dry_run.mode()?)?;
         let targets = resources::targets(
             session,

@@ -76,6 +76,9 @@ impl Taint {
         {
             bail!("invalid resource type {kind}, only node types are supported");
         }
+        if self.all && self.selector.is_some() {
+            bail!("setting 'all' parameter with a non empty selector is prohibited");
+        }
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
         let selection = Selection {

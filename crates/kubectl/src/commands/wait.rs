@@ -84,9 +84,12 @@ impl Condition {
             return Ok(());
         };
         let is_nested = |value: &Value| value.is_object() || value.is_array();
-        match path.values(object).iter().any(is_nested) {
-            true => bail!("jsonpath leads to a nested object or list which is not supported"),
-            false => Ok(()),
+        match path.values(object).as_slice() {
+            [_, _, ..] => bail!("given jsonpath expression matches more than one value"),
+            [value] if is_nested(value) => {
+                bail!("jsonpath leads to a nested object or list which is not supported")
+            }
+            _ => Ok(()),
         }
     }
 
@@ -242,6 +245,14 @@ impl Wait {
             return Ok(live.clone());
         }
         // `--timeout=0`
+        // An object that is gone meets `delete` even after the timeout.
+        let is_late = tokio::time::Instant::now() >= deadline;
+        if is_late && matches!(condition, Condition::Delete) {
+            let live = session.api.find(&target.path()).await?;
+            if live.is_none() {
+                return Ok(Value::Null);
+            }
+        }
         let is_only_check = crate::duration::parse(&self.timeout).is_ok_and(|t| t.is_zero());
         let mut failure = Ok(());
         let found = async {
@@ -355,6 +366,21 @@ mod tests {
         }
         for text in ["never", "jsonpath={.a}=", "jsonpath={.a}=b=c"] {
             assert!(Condition::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_path_with_a_value_leads_to_one_scalar() {
+        let object = json!({"list": [{"a": "x"}, {"a": "y"}], "one": "x"});
+        let check = |text: &str| Condition::parse(text).unwrap().check(&object);
+        assert!(check("jsonpath={.one}=x").is_ok());
+        assert!(check("jsonpath={.list[*].a}").is_ok());
+        for (text, expected) in [
+            ("jsonpath={.list[*].a}=x", "more than one value"),
+            ("jsonpath={.list}=x", "nested object or list"),
+        ] {
+            let error = check(text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
         }
     }
 

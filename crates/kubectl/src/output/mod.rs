@@ -248,7 +248,10 @@ pub(crate) fn name(object: &Value) -> String {
     let version = text(&object["apiVersion"]);
     let kind = text(&object["kind"]).to_lowercase();
     let group = version.split_once('/').map_or("", |(group, _)| group);
-    let name = text(&object["metadata"]["name"]);
+    let name = match object["metadata"]["name"].as_str() {
+        None | Some("") => "<unknown>".to_owned(),
+        Some(name) => name.to_owned(),
+    };
     match group {
         "" => format!("{kind}/{name}"),
         group => format!("{kind}.{group}/{name}"),

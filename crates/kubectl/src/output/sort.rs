@@ -16,7 +16,8 @@ pub(crate) fn by<T>(entries: &mut Vec<T>, path: &str, object: impl Fn(&T) -> Val
         .drain(..)
         .map(|entry| (key(&entry), entry))
         .collect();
-    if !keyed.is_empty() && keyed.iter().all(|(key, _)| key.is_none()) {
+    // One object is sorted by anything.
+    if keyed.len() > 1 && keyed.iter().all(|(key, _)| key.is_none()) {
         bail!(
             "couldn't find any field with path \"{}\" in the list of objects",
             braced(path)
@@ -56,7 +57,7 @@ fn type_rank(value: Option<&Value>) -> u8 {
     }
 }
 
-/// Absent values come first; quantities and numbers by value, text in natural order.
+/// Absent values come first; quantities and numbers by value, other text by its bytes.
 fn compare(a: Option<&Value>, b: Option<&Value>, texts: Texts) -> Ordering {
     let by_type = type_rank(a).cmp(&type_rank(b));
     match (a, b) {
@@ -68,40 +69,12 @@ fn compare(a: Option<&Value>, b: Option<&Value>, texts: Texts) -> Ordering {
         (Some(Value::String(a)), Some(Value::String(b))) => {
             match (texts, a.parse::<Quantity>(), b.parse::<Quantity>()) {
                 (Texts::Quantities, Ok(a), Ok(b)) => a.to_f64().total_cmp(&b.to_f64()),
-                _ => natural(a, b),
+                _ => a.cmp(b),
             }
         }
         (Some(Value::Bool(a)), Some(Value::Bool(b))) => a.cmp(b),
         (a, b) => a.map(Value::to_string).cmp(&b.map(Value::to_string)),
     }
-}
-
-/// Runs of digits are compared as numbers.
-fn natural(a: &str, b: &str) -> Ordering {
-    let (mut a, mut b) = (a.as_bytes(), b.as_bytes());
-    let digits = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    while let (Some(x), Some(y)) = (a.first(), b.first()) {
-        let (m, n) = (digits(a), digits(b));
-        let order = if m > 0 && n > 0 {
-            let trim = |text: &[u8]| {
-                text.iter()
-                    .position(|byte| *byte != b'0')
-                    .unwrap_or(text.len())
-            };
-            let (p, q) = (&a[trim(&a[..m])..m], &b[trim(&b[..n])..n]);
-            let order = p.len().cmp(&q.len()).then_with(|| p.cmp(q)).then(m.cmp(&n));
-            (a, b) = (&a[m..], &b[n..]);
-            order
-        } else {
-            let order = x.cmp(y);
-            (a, b) = (&a[1..], &b[1..]);
-            order
-        };
-        if order != Ordering::Equal {
-            return order;
-        }
-    }
-    a.len().cmp(&b.len())
 }
 
 #[cfg(test)]
@@ -119,7 +92,7 @@ mod tests {
         let objects =
             json!([{"n": "p10", "q": "1Gi", "i": 3}, {"n": "p9", "q": "5Mi", "i": 20}, {"n": "a"}]);
         for (path, names) in [
-            (".n", ["a", "p9", "p10"]),
+            (".n", ["a", "p10", "p9"]),
             ("{.q}", ["a", "p9", "p10"]),
             ("i", ["a", "p10", "p9"]),
         ] {
@@ -135,7 +108,7 @@ mod tests {
             json!([{"v": "10"}, {"v": "9x"}, {"v": "1Ki"}, {"v": 7}, {"v": true}, {"v": [1]}]);
         let found = sorted("v", odd).unwrap();
         let found: Vec<&Value> = found.iter().map(|object| &object["v"]).collect();
-        let wanted = json!([true, 7, "1Ki", "9x", "10", [1]]);
+        let wanted = json!([true, 7, "10", "1Ki", "9x", [1]]);
         assert_eq!(json!(found), wanted);
         let error = sorted(".none", objects).unwrap_err().to_string();
         assert_eq!(

@@ -158,7 +158,7 @@ impl Apply {
             [] => Ok(()),
             [one] => report.print(one, ""),
             many => report.print(
-                &json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": many}),
+                &json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": many}),
                 "",
             ),
         }

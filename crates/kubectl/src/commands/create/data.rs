@@ -159,7 +159,7 @@ impl Sources {
             };
             add_all(
                 &mut entries,
-                vec![(key.to_owned(), unquoted(value).as_bytes().to_owned())],
+                vec![(key.to_owned(), value.as_bytes().to_owned())],
                 owner,
             )?;
         }
@@ -169,19 +169,6 @@ impl Sources {
         entries.sort();
         Ok(entries)
     }
-}
-
-/// Strips quotes around a whole value.
-fn unquoted(value: &str) -> &str {
-    for quote in ['"', '\''] {
-        let inner = value
-            .strip_prefix(quote)
-            .and_then(|rest| rest.strip_suffix(quote));
-        if let Some(inner) = inner {
-            return inner;
-        }
-    }
-    value
 }
 
 fn add_all(entries: &mut Entries, more: Entries, owner: &Owner<'_>) -> Result<()> {
@@ -471,7 +458,7 @@ mod tests {
                 .read(&Owner::Secret)
                 .unwrap()[0]
                 .1,
-            b"b"
+            b"'b'"
         );
         for bad in [
             sources(&[], &["a"]),

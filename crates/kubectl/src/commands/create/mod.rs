@@ -238,9 +238,6 @@ impl Common {
         self.validate.parameter()?;
         let Generated { mut object, noun } = generated;
         let report = Report::new(&self.print, self.dry_run.mode()?)?;
-        if self.save_config {
-            annotate_generated(&mut object);
-        }
         let (version, kind) = (
             str_of(&object["apiVersion"]).to_owned(),
             str_of(&object["kind"]).to_owned(),
@@ -248,6 +245,9 @@ impl Common {
         let is_namespaced = schema_is_namespaced(&kind);
         if is_namespaced && session.namespace_given {
             object["metadata"]["namespace"] = json!(session.namespace);
+        }
+        if self.save_config {
+            annotate_generated(&mut object);
         }
         if self.dry_run.mode()?.is_client() {
             return report.say_typed(&object, "created");

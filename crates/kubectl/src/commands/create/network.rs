@@ -193,7 +193,7 @@ impl Ingress {
             }
         }
         let mut spec = json!({});
-        if let Some(class) = &self.class {
+        if let Some(class) = self.class.as_ref().filter(|class| !class.is_empty()) {
             spec["ingressClassName"] = json!(class);
         }
         if let Some(service) = &self.default_backend {

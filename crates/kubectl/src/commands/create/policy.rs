@@ -122,7 +122,10 @@ impl PodDisruptionBudget {
         if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
             bail!("invalid format specified for {flag}");
         }
-        let spec = json!({field: int_or_string(amount), "selector": crate::json::label_selector(selector)?});
+        let parsed = crate::json::label_selector(selector).map_err(|error| {
+            anyhow::anyhow!("couldn't parse the selector string {selector:?}: {error}")
+        })?;
+        let spec = json!({field: int_or_string(amount), "selector": parsed});
         let object = json!({
             "kind": "PodDisruptionBudget", "apiVersion": "policy/v1", "metadata": {"name": self.name}, "spec": spec,
             "status": {"disruptionsAllowed": 0, "currentHealthy": 0, "desiredHealthy": 0, "expectedPods": 0}});

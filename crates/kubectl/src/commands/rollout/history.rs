@@ -216,7 +216,7 @@ fn overview(revisions: &[Revision]) -> String {
     if revisions.is_empty() {
         return NO_HISTORY.to_owned();
     }
-    let mut lines = String::from("REVISION\tCHANGE-CHANGE_CAUSE\n");
+    let mut lines = String::from("REVISION\tCHANGE-CAUSE\n");
     for revision in revisions {
         let cause = match revision.cause.as_str() {
             "" => "<none>",
@@ -370,4 +370,22 @@ fn without_hash(template: &Value) -> Value {
         metadata.retain(|_, value| !value.is_null());
     }
     template
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_overview_has_a_line_for_each_revision() {
+        let revision = |number, cause: &str| Revision {
+            number,
+            cause: cause.to_owned(),
+            keeper: Value::Null,
+            template: Value::Null,
+        };
+        let text = overview(&[revision(1, ""), revision(2, "kubectl set image")]);
+        let expected = "REVISION  CHANGE-CAUSE\n1         <none>\n2         kubectl set image\n";
+        assert_eq!(text, expected);
+    }
 }

@@ -124,7 +124,12 @@ fn progress(object: &Value) -> Result<(String, bool)> {
             unseen("statefulset")
         }
         "StatefulSet" => Ok(stateful_set(spec, status)),
-        other => bail!("no status viewer has been implemented for {other}"),
+        other => {
+            let version = str_of(&object["apiVersion"]).split_once('/');
+            let group = version.map(|(group, _)| format!(".{group}"));
+            let group = group.unwrap_or_default();
+            bail!("no status viewer has been implemented for {other}{group}")
+        }
     }
 }
 

@@ -51,6 +51,19 @@ pub(super) struct Env {
 
 impl Env {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
+        let is_pair = |word: &String| split_words(std::slice::from_ref(word)).0.is_empty();
+        let first = self.words.iter().position(is_pair);
+        let is_late = |first: usize| {
+            self.words[first..]
+                .iter()
+                .any(|word| !is_pair(word) && word != "-")
+        };
+        if first.is_some_and(is_late) {
+            bail!(
+                "all resources must be specified before environment changes: {}",
+                self.words.join(" ")
+            );
+        }
         let (names, pairs) = split_words(&self.words);
         let mut names = names;
         let mut pairs: Vec<String> = pairs.into_iter().chain(self.env.clone()).collect();

@@ -117,14 +117,18 @@ impl Common {
         if self.all && selection.selector.is_some() {
             bail!("cannot set --all and --selector at the same time");
         }
-        let mut objects = Vec::new();
+        let (mut objects, mut errors) = (Vec::new(), Vec::new());
         for target in targets::targets(session, selection, words, self.all).await? {
             let object = match target.manifest.is_some() {
-                true => session.api.get(&target.path()).await?,
-                false => target.get(session).await?,
+                true => session.api.get(&target.path()).await,
+                false => target.get(session).await,
             };
-            objects.push((Some(target), object));
+            match object {
+                Ok(object) => objects.push((Some(target), object)),
+                Err(error) => errors.push(error),
+            }
         }
+        error::aggregate(errors)?;
         Ok(objects)
     }
 

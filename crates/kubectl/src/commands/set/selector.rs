@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::{
     args::{Files, RecursiveFiles, Selection},
+    json::{list, str_of},
     session::Session,
 };
 
@@ -33,9 +34,7 @@ impl Selector {
         let selection = Selection::from(&Files::from(&self.files));
         self.common.refuse_local_names(names)?;
         super::check_names(names, &selection, &self.common)?;
-        if !selector.contains('=') {
-            bail!("match expression [{{{selector} Exists []}}] not supported on this object");
-        }
+        refuse_expressions(selector)?;
         let parsed = super::super::create::pairs(selector)?;
         let is_sent = !self.common.dry_run.mode()?.is_client() && !self.common.local;
         let change = |object: &mut Value| {
@@ -59,5 +58,37 @@ impl Selector {
                 change,
             )
             .await
+    }
+}
+
+/// Services select by labels only.
+fn refuse_expressions(selector: &str) -> Result<()> {
+    let parsed = crate::json::label_selector(selector)?;
+    let shown = |expression: &Value| {
+        let values: Vec<&str> = list(&expression["values"]).map(str_of).collect();
+        let (key, operator) = (str_of(&expression["key"]), str_of(&expression["operator"]));
+        format!("{{{key} {operator} [{}]}}", values.join(" "))
+    };
+    let expressions: Vec<String> = list(&parsed["matchExpressions"]).map(shown).collect();
+    match expressions.is_empty() {
+        true => Ok(()),
+        false => bail!(
+            "match expression [{}] not supported on this object",
+            expressions.join(" ")
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_labels_are_accepted() {
+        assert!(refuse_expressions("a=b,c=d").is_ok());
+        for (selector, shown) in [("a", "[{a Exists []}]"), ("a in (b)", "[{a In [b]}]")] {
+            let error = refuse_expressions(selector).unwrap_err().to_string();
+            assert!(error.contains(shown), "{error}");
+        }
     }
 }
