@@ -31,6 +31,8 @@ use crate::{
 
 /// A restored store continues this many revisions later, which no client has seen.
 const BUMP: u64 = 1_000_000_000;
+/// The store of a restore that is not complete yet, in the data directory.
+pub(crate) const RESTORING: &str = "store.restoring";
 /// Requests other than a backup's path, which begins with a slash.
 const ROTATE: &str = "rotate-server-token";
 const REFRESH: &str = "refresh-server-token";
@@ -272,7 +274,7 @@ pub fn restore(
         return Err(Error::Backup(why));
     }
     // Written beside first: a bad file changes nothing.
-    let fresh = data_dir.join("store.restoring");
+    let fresh = data_dir.join(RESTORING);
     if fresh.exists() {
         fs::remove_dir_all(&fresh).map_err(|error| failed(&fresh, &error))?;
     }
@@ -449,6 +451,52 @@ mod tests {
         assert!(error.contains("damaged"), "{error}");
         assert!(!two.join("store").exists() && !two.join("store.restoring").exists());
         assert_eq!(Marker::read(&two).unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn a_restore_that_was_killed_is_completed_by_the_next_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let (one, file) = (
+            directory.path().join("one"),
+            directory.path().join("backup"),
+        );
+        let store = embedded::Embedded::open(one.join("store"), Plain).unwrap();
+        put(&store, "/registry/a", "1").await;
+        store.close();
+        pki::Pki::ensure(&one.join("pki"), &pki::Names::default()).unwrap();
+        backup(&one, &file, None).await.unwrap();
+        let done = directory.path().join("done");
+        restore(&done, &file, None, false).unwrap();
+        // What is left of a restore into an empty directory, step by step.
+        for step in 0..4 {
+            let two = directory.path().join(format!("two-{step}"));
+            fs::create_dir_all(two.join(RESTORING)).unwrap();
+            fs::write(two.join("objects.restoring"), "half").unwrap();
+            if step > 0 {
+                Marker::update(&two, |marker| marker.store = true).unwrap();
+                fs::create_dir(two.join("pki")).unwrap();
+            }
+            let keys: &[&str] = match step {
+                0 | 1 => &[],
+                2 => &["ca.key", "front-proxy-ca.crt"],
+                _ => &[
+                    "ca.key",
+                    "front-proxy-ca.crt",
+                    "front-proxy-ca.key",
+                    "sa.key",
+                    "sa.pub",
+                    "ca.crt",
+                ],
+            };
+            for name in keys {
+                fs::copy(done.join("pki").join(name), two.join("pki").join(name)).unwrap();
+            }
+            let restored = restore(&two, &file, None, false).unwrap();
+            assert_eq!(restored.objects, 1, "step {step}");
+            let keys = |dir: &Path| Identity::read(&dir.join("pki")).unwrap();
+            assert_eq!(keys(&two), keys(&one), "step {step}");
+            assert!(!two.join(RESTORING).exists() && !two.join("objects.restoring").exists());
+        }
     }
 
     #[tokio::test]

@@ -58,7 +58,7 @@ pub enum Error {
     #[error("cannot join: {0}")]
     Join(String),
     /// An error of the API server, or no response.
-    #[error("API: {0}")]
+    #[error("API: {}", message(.0))]
     Api(#[from] client::kube::Error),
     #[error(transparent)]
     Client(#[from] client::Error),
@@ -80,6 +80,14 @@ pub enum Error {
     Dns(#[from] dns::Error),
     #[error(transparent)]
     Graph(#[from] lifecycle::GraphError),
+}
+
+/// The message of a Status, without its other fields.
+fn message(error: &client::kube::Error) -> String {
+    match error {
+        client::kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        other => other.to_string(),
+    }
 }
 
 impl From<store::Error> for Error {

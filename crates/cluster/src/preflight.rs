@@ -2,7 +2,8 @@
 //! them.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
     path::Path,
     process::Command,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -32,6 +33,10 @@ pub fn check(settings: &Settings, role: Role) -> Result<(), Error> {
         lacks.extend(programs());
         lacks.extend(packet_filter());
         lacks.extend(cgroups(Path::new("/sys/fs/cgroup")));
+        // A detected address may not be usable yet.
+        if settings.cloud.given_ip.is_some() {
+            lacks.extend(settings.node_ips().into_iter().filter_map(foreign_address));
+        }
     }
     lacks.extend(clock(SystemTime::now()));
     lacks.extend(disk(&settings.data_dir));
@@ -137,6 +142,18 @@ fn ports(settings: &Settings, role: Role) -> Vec<(&'static str, SocketAddr)> {
     ports
 }
 
+/// Why an address cannot be the node's. With that of another machine the node would be Ready, and
+/// its kubelet unreachable.
+fn foreign_address(address: IpAddr) -> Option<String> {
+    let error = UdpSocket::bind((address, 0)).err()?;
+    (error.kind() == io::ErrorKind::AddrNotAvailable).then(|| {
+        format!(
+            "the address {address}: no interface of this machine has it; `ip address` lists them, choose one with \
+             --node-ip"
+        )
+    })
+}
+
 /// Why a port cannot be bound.
 fn taken_port(what: &str, address: SocketAddr) -> Option<String> {
     let error = TcpListener::bind(address).err()?;
@@ -167,6 +184,13 @@ mod tests {
         assert!(why.contains("--https-port"), "{why}");
         drop(listener);
         assert_eq!(taken_port("", address), None);
+    }
+
+    #[test]
+    fn the_address_of_another_machine_is_not_the_nodes() {
+        let why = foreign_address("192.0.2.1".parse().unwrap()).unwrap();
+        assert!(why.contains("--node-ip"), "{why}");
+        assert_eq!(foreign_address(Ipv4Addr::LOCALHOST.into()), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use store::{
 };
 
 use crate::{
-    Error, Settings,
+    Error, Settings, backup,
     marker::Marker,
     options::{Options, StoreKind},
 };
@@ -166,6 +166,10 @@ fn embedded(settings: &Settings, codec: ObjectCodec) -> Result<Arc<Embedded<Obje
             directory.display()
         );
         if !settings.accept_data_loss {
+            if settings.data_dir.join(backup::RESTORING).exists() {
+                let why = "a restore was interrupted: run `mainstay restore` again";
+                return Err(Error::Backup(why.to_owned()));
+            }
             return Err(Error::DataLoss(why));
         }
         tracing::error!(why, "continuing with an empty store: --accept-data-loss");
@@ -222,6 +226,9 @@ mod tests {
         let refused = open(&settings).await.unwrap_err().to_string();
         assert!(refused.contains("--accept-data-loss"), "{refused}");
         assert!(refused.contains("/data/store is empty"), "{refused}");
+        std::fs::create_dir(settings.data_dir.join(backup::RESTORING)).unwrap();
+        let refused = open(&settings).await.unwrap_err().to_string();
+        assert!(refused.contains("`mainstay restore` again"), "{refused}");
         settings.accept_data_loss = true;
         open(&settings).await.unwrap();
     }

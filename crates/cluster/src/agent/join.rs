@@ -60,8 +60,27 @@ pub(super) async fn first(
                 tracing::warn!(%error, server, "server not reachable yet");
                 tokio::time::sleep(backoff.step()).await;
             }
-            done => return done,
+            done => return done.map_err(|error| explain(error, &token)),
         }
+    }
+}
+
+/// What a refusal of the token means. It may have been deleted since it was verified.
+fn explain(error: Error, token: &Token) -> Error {
+    let Error::Api(kube::Error::Api(status)) = &error else {
+        return error;
+    };
+    let id = &token.id;
+    match status.code {
+        401 => Error::Join(format!(
+            "the server does not accept the token {id}: it has expired, was deleted, or has no usage \
+             \"authentication\""
+        )),
+        403 => Error::Join(format!(
+            "the groups of the token {id} may not join nodes: {}",
+            status.message
+        )),
+        _ => error,
     }
 }
 
@@ -149,15 +168,35 @@ pub(super) async fn complete(
 mod tests {
     use super::*;
 
+    fn status(code: u16) -> Error {
+        let status = kube::core::Status {
+            code,
+            message: "nodes is forbidden".to_owned(),
+            ..kube::core::Status::default()
+        };
+        Error::Api(kube::Error::Api(Box::new(status)))
+    }
+
+    #[test]
+    fn a_refusal_of_the_token_is_explained() {
+        let token = Token::parse("abcdef.0123456789abcdef").unwrap();
+        let explained = |code| explain(status(code), &token).to_string();
+        for (code, expected) in [
+            (401, "does not accept the token abcdef"),
+            (403, "may not join nodes: nodes is forbidden"),
+            (404, "API: nodes is forbidden"),
+        ] {
+            let why = explained(code);
+            assert!(why.contains(expected), "{why}");
+            assert!(
+                !why.contains("Status {") && !why.contains(&token.secret),
+                "{why}"
+            );
+        }
+    }
+
     #[test]
     fn only_silence_and_a_starting_server_are_waited_for() {
-        let status = |code: u16| {
-            let status = kube::core::Status {
-                code,
-                ..kube::core::Status::default()
-            };
-            Error::Api(kube::Error::Api(Box::new(status)))
-        };
         assert!(is_passing(&status(503)) && is_passing(&status(429)));
         assert!(!is_passing(&status(401)) && !is_passing(&status(403)));
         assert!(!is_passing(&Error::Join("no".into())));
