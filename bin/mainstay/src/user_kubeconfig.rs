@@ -10,11 +10,13 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use cluster::marker::Marker;
 use nix::unistd::{Gid, Uid, User, setfsgid, setfsuid};
+use tokio::sync::watch;
 
 /// The name of the context of the cluster in the default data directory.
 pub(crate) const CONTEXT: &str = "mainstay";
 
-/// Certificates are renewed weeks before they expire.
+/// How often contexts are written again although nothing changed: a home directory may have been
+/// away.
 const REFRESH: Duration = Duration::from_secs(12 * 3600);
 
 /// The result of adding a context.
@@ -64,11 +66,20 @@ pub(crate) fn add_for_caller(data_dir: &Path) -> Result<Added> {
     Ok(added)
 }
 
-/// Keeps the contexts of all remembered users up to date after certificates were renewed. Never
-/// returns.
-pub(crate) async fn keep_current(data_dir: &Path) {
+/// Keeps the contexts of all remembered users up to date when certificates are renewed and servers
+/// come and go. Never returns.
+pub(crate) async fn keep_current(data_dir: &Path, mut written: Option<watch::Receiver<u64>>) {
     loop {
-        tokio::time::sleep(REFRESH).await;
+        let changed = async {
+            let is_changed = match &mut written {
+                Some(written) => written.changed().await.is_ok(),
+                None => false,
+            };
+            if !is_changed {
+                std::future::pending::<()>().await;
+            }
+        };
+        let _ = tokio::time::timeout(REFRESH, changed).await;
         let data_dir = data_dir.to_owned();
         // A home directory may be on a network file system.
         let refreshed = tokio::task::spawn_blocking(move || refresh(&data_dir)).await;

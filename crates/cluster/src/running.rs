@@ -6,7 +6,7 @@ use client::kube::{self, Api};
 use k8s_openapi::api::core::v1::Node as KubeNode;
 use lifecycle::{Health, Service, Supervisor};
 use stdx::{Backoff, SystemClock};
-use tokio::task::JoinHandle;
+use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -41,6 +41,8 @@ pub struct Running {
     supervisor: JoinHandle<Vec<&'static str>>,
     /// May read this machine's node.
     viewer: kube::Client,
+    /// Of a server.
+    kubeconfigs: Option<watch::Receiver<u64>>,
 }
 
 /// All components of a run.
@@ -52,6 +54,7 @@ struct Parts {
     lock: DataLock,
     storage: Option<Storage>,
     viewer: kube::Client,
+    kubeconfigs: Option<watch::Receiver<u64>>,
 }
 
 impl Parts {
@@ -77,6 +80,7 @@ impl Parts {
             health: self.health,
             supervisor: tokio::spawn(run),
             viewer: self.viewer,
+            kubeconfigs: self.kubeconfigs,
         })
     }
 }
@@ -101,6 +105,7 @@ impl Running {
             lock,
             storage: Some(plane.storage),
             viewer: plane.admin,
+            kubeconfigs: Some(plane.pki.written_kubeconfigs()),
         };
         running.start(shutdown)
     }
@@ -122,6 +127,7 @@ impl Running {
             lock,
             storage: Some(plane.storage),
             viewer: plane.admin,
+            kubeconfigs: Some(plane.pki.written_kubeconfigs()),
         };
         running.start(shutdown)
     }
@@ -161,6 +167,7 @@ impl Running {
             lock,
             storage: None,
             viewer,
+            kubeconfigs: None,
         };
         running.start(shutdown)
     }
@@ -171,6 +178,11 @@ impl Running {
 
     pub fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// Changes whenever this server has written its administrator's kubeconfig; none of an agent.
+    pub fn kubeconfigs(&self) -> Option<watch::Receiver<u64>> {
+        self.kubeconfigs.clone()
     }
 
     pub fn health(&self) -> &Health {

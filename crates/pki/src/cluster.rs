@@ -10,6 +10,7 @@ use std::{
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use rustls::{ClientConfig, ServerConfig};
+use tokio::sync::watch;
 
 use crate::{
     Authority, Error, Issued, Kubeconfig, Leaf, Names, csr, files, jwt::Keys, kubeconfig, tls,
@@ -25,6 +26,8 @@ pub struct Pki {
     /// Guards the names in certificates and the kubeconfigs to update; held while certificates are
     /// renewed, so that two renewals never write the same file.
     state: Mutex<State>,
+    /// Counts the written kubeconfigs.
+    written: watch::Sender<u64>,
 }
 
 struct State {
@@ -76,6 +79,7 @@ impl Pki {
             service_account,
             leaves,
             state,
+            written: watch::Sender::new(0),
         })
     }
 
@@ -192,7 +196,14 @@ impl Pki {
 
     fn write_one(&self, config: &Kubeconfig) -> Result<(), Error> {
         let text = self.render(config.leaf, &config.server, &config.servers)?;
-        files::write(&config.path, text.as_bytes())
+        files::write(&config.path, text.as_bytes())?;
+        self.written.send_modify(|count| *count += 1);
+        Ok(())
+    }
+
+    /// Changes whenever a kubeconfig was written: copies of it are outdated.
+    pub fn written_kubeconfigs(&self) -> watch::Receiver<u64> {
+        self.written.subscribe()
     }
 
     /// Sets the host's names and addresses, and reissues the certificates that contain them.
@@ -233,5 +244,36 @@ impl Pki {
             .map(|issued| issued.renew_at())
             .min()
             .unwrap_or(Timestamp::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writing_a_kubeconfig_again_is_announced() {
+        let directory = tempfile::tempdir().unwrap();
+        let pki = Pki::ensure(&directory.path().join("pki"), &Names::default()).unwrap();
+        let path = directory.path().join("admin.kubeconfig");
+        let config = Kubeconfig {
+            path: path.clone(),
+            leaf: Leaf::Admin,
+            server: "https://192.0.2.1:6443".to_owned(),
+            servers: Vec::new(),
+        };
+        pki.write_kubeconfig(config).unwrap();
+        let mut written = pki.written_kubeconfigs();
+        assert!(!written.has_changed().unwrap());
+        let servers = ["https://192.0.2.1:6443", "https://192.0.2.2:6443"];
+        pki.set_servers(&servers.map(str::to_owned)).unwrap();
+        assert!(written.has_changed().unwrap());
+        written.mark_unchanged();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains("https://192.0.2.2:6443"), "{text}");
+        pki.set_server("https://192.0.2.1:6443").unwrap();
+        assert!(!written.has_changed().unwrap(), "it is the same");
+        pki.set_server("https://192.0.2.3:6443").unwrap();
+        assert!(written.has_changed().unwrap());
     }
 }

@@ -87,7 +87,7 @@ async fn serve(settings: Settings, run: Run, begun: Instant) -> Result<()> {
     if !shutdown.is_cancelled() {
         let data_dir = running.settings().data_dir.clone();
         tokio::select! {
-            () = user_kubeconfig::keep_current(&data_dir) => {}
+            () = user_kubeconfig::keep_current(&data_dir, running.kubeconfigs()) => {}
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
         }

@@ -80,8 +80,14 @@ pub(super) fn run(asked: &cli::Status) -> Result<ExitCode> {
     let data_dir = cluster::settings::data_dir(&options)?;
     let pki = std::fs::read_dir(data_dir.join("pki"));
     let is_absent = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    let is_missing = pki.as_ref().is_err_and(is_absent);
+    if is_missing && let Some(name) = cluster::agent::joined_name(&data_dir)? {
+        anyhow::bail!(
+            "this machine is the node {name:?} of a cluster: run `mainstay status` on one of its servers"
+        );
+    }
     anyhow::ensure!(
-        !pki.as_ref().is_err_and(is_absent),
+        !is_missing,
         "there is no data of a server in {}; `mainstay up` starts a cluster, --data-dir selects another directory",
         data_dir.display()
     );
