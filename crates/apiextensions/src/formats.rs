@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-use machinery::format;
+use machinery::{duration, format};
 use regex::Regex;
 
 type Check = fn(&str) -> bool;
@@ -252,7 +252,7 @@ fn is_duration(text: &str) -> bool {
             names.contains(&unit.as_str()) || names.last().is_some_and(|n| unit.starts_with(n))
         })
     };
-    if is_go_duration(text) {
+    if duration::nanos(text).is_ok() {
         return true;
     }
     let mut known = false;
@@ -263,27 +263,6 @@ fn is_duration(text: &str) -> bool {
         known |= is_unit(&span[2]);
     }
     known
-}
-
-fn is_go_duration(text: &str) -> bool {
-    let mut rest = text.strip_prefix(['+', '-']).unwrap_or(text);
-    if rest == "0" {
-        return true;
-    }
-    let mut spans = 0;
-    while !rest.is_empty() {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.');
-        let (number, after) = rest.split_at(end.unwrap_or(rest.len()));
-        let digits = number.bytes().any(|b| b.is_ascii_digit());
-        let end = after.find(|c: char| c.is_ascii_digit() || c == '.');
-        let (unit, after) = after.split_at(end.unwrap_or(after.len()));
-        let units = ["ns", "us", "µs", "μs", "ms", "s", "m", "h"];
-        if !digits || number.matches('.').count() > 1 || !units.contains(&unit) {
-            return false;
-        }
-        (rest, spans) = (after, spans + 1);
-    }
-    spans > 0
 }
 
 /// A valid request URI: an absolute URL, or a path.

@@ -177,8 +177,8 @@ impl Upstream {
     }
 
     async fn share(&self, key: Key, asking: &ForwardRequest<'_>) -> Answer {
-        let (tell, told) = watch::channel(None);
-        if let Some(mut first) = self.join(&key, told) {
+        let (publish, published) = watch::channel(None);
+        if let Some(mut first) = self.join(&key, published) {
             // Also ends if the first client is gone without an answer.
             let _ = first.changed().await;
             let answer = first.borrow().clone();
@@ -194,7 +194,7 @@ impl Upstream {
         {
             cache.keep(&mine.key, question.name(), bytes);
         }
-        tell.send_replace(Some(answer.clone()));
+        publish.send_replace(Some(answer.clone()));
         answer
     }
 
@@ -202,12 +202,12 @@ impl Upstream {
     fn join(
         &self,
         key: &Key,
-        told: watch::Receiver<Option<Answer>>,
+        published: watch::Receiver<Option<Answer>>,
     ) -> Option<watch::Receiver<Option<Answer>>> {
         let mut under_way = self.under_way.lock();
         let first = under_way.get(key).cloned();
         if first.is_none() {
-            under_way.insert(key.clone(), told);
+            under_way.insert(key.clone(), published);
         }
         first
     }

@@ -19,10 +19,10 @@ use hickory_proto::{
 use serde_json::{Value, json};
 
 fn cluster() -> Cluster {
-    let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+    let unreachable = tower::service_fn(|_: http::Request<kube::client::Body>| async {
         Ok::<_, Infallible>(http::Response::new(kube::client::Body::empty()))
     });
-    let cluster = Cluster::offline(&kube::Client::new(nobody, "default"));
+    let cluster = Cluster::offline(&kube::Client::new(unreachable, "default"));
     let ports =
         json!([{"name": "http", "port": 80}, {"name": "peer", "port": 7000, "protocol": "UDP"}]);
     put_service(

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
+use machinery::duration;
 
 /// `90s`, `2m`, `1h30m`, `500ms`, or seconds.
 pub(crate) fn parse(text: &str) -> Result<Duration> {
@@ -21,72 +22,20 @@ pub(crate) fn parse_signed(text: &str) -> Result<(bool, Duration)> {
     if let Ok(seconds) = digits.parse::<u64>() {
         return Ok((is_negative && seconds > 0, Duration::from_secs(seconds)));
     }
-    let bad = || format!("invalid duration {text:?}");
-    let mut total = Duration::ZERO;
-    let mut rest = digits;
-    if rest.is_empty() {
-        bail!(bad());
+    let nanos = duration::nanos(digits);
+    match nanos.ok().and_then(|nanos| u64::try_from(nanos).ok()) {
+        Some(nanos) => Ok((is_negative, Duration::from_nanos(nanos))),
+        None => bail!("invalid duration {text:?}"),
     }
-    while !rest.is_empty() {
-        let end = rest
-            .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .with_context(bad)?;
-        let number: f64 = rest[..end].parse().with_context(bad)?;
-        let unit = &rest[end..];
-        let units = [
-            ("ns", 1e-9),
-            ("us", 1e-6),
-            ("µs", 1e-6),
-            ("μs", 1e-6),
-            ("ms", 0.001),
-            ("s", 1.0),
-            ("m", 60.0),
-            ("h", 3600.0),
-        ];
-        let (seconds, used) = units
-            .into_iter()
-            .find_map(|(name, seconds)| unit.starts_with(name).then_some((seconds, name.len())))
-            .with_context(bad)?;
-        total = total
-            .checked_add(Duration::try_from_secs_f64(number * seconds).with_context(bad)?)
-            .with_context(bad)?;
-        rest = &unit[used..];
-    }
-    Ok((is_negative, total))
 }
 
 /// Checks the value of a flag as Go's `time.ParseDuration`, with its errors.
 pub(crate) fn flag(text: &str) -> Result<String, String> {
-    let invalid = || Err(format!("time: invalid duration {text:?}"));
-    let mut rest = text.strip_prefix(['-', '+']).unwrap_or(text);
-    if rest == "0" {
-        return Ok("0s".to_owned());
+    match duration::nanos(text) {
+        Ok(_) if matches!(text, "0" | "+0" | "-0") => Ok("0s".to_owned()),
+        Ok(_) => Ok(text.to_owned()),
+        Err(why) => Err(format!("time: {why}")),
     }
-    if rest.is_empty() {
-        return invalid();
-    }
-    while !rest.is_empty() {
-        let end = rest
-            .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .unwrap_or(rest.len());
-        let number = &rest[..end];
-        if !number.contains(|c: char| c.is_ascii_digit()) || number.matches('.').count() > 1 {
-            return invalid();
-        }
-        rest = &rest[end..];
-        let end = rest
-            .find(|c: char| c.is_ascii_digit() || c == '.')
-            .unwrap_or(rest.len());
-        let unit = &rest[..end];
-        if unit.is_empty() {
-            return Err(format!("time: missing unit in duration {text:?}"));
-        }
-        if !matches!(unit, "ns" | "us" | "µs" | "μs" | "ms" | "s" | "m" | "h") {
-            return Err(format!("time: unknown unit {unit:?} in duration {text:?}"));
-        }
-        rest = &rest[end..];
-    }
-    Ok(text.to_owned())
 }
 
 #[cfg(test)]

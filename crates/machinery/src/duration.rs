@@ -1,43 +1,41 @@
 //! Durations in Go's format: `1h30m`, `1.5s`.
 
+use std::time::Duration;
+
 use crate::text::quote;
 
-const UNITS: &[(&str, f64)] = &[
-    ("ns", 1e-9),
-    ("us", 1e-6),
-    ("µs", 1e-6),
-    ("μs", 1e-6),
-    ("ms", 1e-3),
-    ("s", 1.0),
-    ("m", 60.0),
-    ("h", 3600.0),
+/// Units and their nanoseconds.
+const UNITS: &[(&str, u64)] = &[
+    ("ns", 1),
+    ("us", 1_000),
+    ("µs", 1_000),
+    ("μs", 1_000),
+    ("ms", 1_000_000),
+    ("s", 1_000_000_000),
+    ("m", 60_000_000_000),
+    ("h", 3_600_000_000_000),
 ];
 
-/// The seconds of a duration, or Go's error.
-pub fn parse(text: &str) -> Result<f64, String> {
+/// The nanoseconds of a duration, or Go's error without its prefix `time: `.
+pub fn nanos(text: &str) -> Result<i64, String> {
     let invalid = || format!("invalid duration {}", quote(text));
-    let sign = if text.starts_with('-') { -1.0 } else { 1.0 };
+    let is_negative = text.starts_with('-');
     let mut rest = text.strip_prefix(['-', '+']).unwrap_or(text);
     if rest == "0" {
-        return Ok(0.0);
+        return Ok(0);
     }
     if rest.is_empty() {
         return Err(invalid());
     }
-    let mut seconds = 0.0;
+    let mut total: u64 = 0;
     while !rest.is_empty() {
-        let number = rest.len()
-            - rest
-                .trim_start_matches(|c: char| c.is_ascii_digit() || c == '.')
-                .len();
-        let (number, after) = rest.split_at(number);
-        if number.matches('.').count() > 1 || !number.contains(|c: char| c.is_ascii_digit()) {
+        let is_digit = |c: char| c.is_ascii_digit() || c == '.';
+        let (number, after) = rest.split_at(rest.len() - rest.trim_start_matches(is_digit).len());
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
             return Err(invalid());
         }
-        let end = after
-            .find(|c: char| c == '.' || c.is_ascii_digit())
-            .unwrap_or(after.len());
-        let (unit, after) = after.split_at(end);
+        let (unit, after) = after.split_at(after.find(is_digit).unwrap_or(after.len()));
         if unit.is_empty() {
             return Err(format!("missing unit in duration {}", quote(text)));
         }
@@ -45,16 +43,47 @@ pub fn parse(text: &str) -> Result<f64, String> {
             let unit = quote(unit);
             return Err(format!("unknown unit {unit} in duration {}", quote(text)));
         };
-        let number: f64 = number.parse().map_err(|_| invalid())?;
-        seconds += number * size;
+        let part = amount(whole, fraction, *size).ok_or_else(invalid)?;
+        total = total.checked_add(part).ok_or_else(invalid)?;
         rest = after;
     }
-    Ok(sign * seconds)
+    let total = match is_negative {
+        true => 0_i64.checked_sub_unsigned(total),
+        false => 0_i64.checked_add_unsigned(total),
+    };
+    total.ok_or_else(invalid)
 }
 
-/// The nanoseconds of a duration, saturating.
-pub fn nanos(text: &str) -> Result<i64, String> {
-    Ok((parse(text)? * 1e9).round() as i64)
+/// A decimal number of units in nanoseconds.
+fn amount(whole: &str, fraction: &str, unit: u64) -> Option<u64> {
+    let whole: u64 = match whole {
+        "" => 0,
+        digits => digits.parse().ok()?,
+    };
+    // As Go: digits as long as they fit, and the rest of a nanosecond is cut off.
+    let (mut part, mut scale) = (0_i64, 1.0);
+    for digit in fraction.bytes() {
+        let more = part.checked_mul(10);
+        let Some(more) = more.and_then(|part| part.checked_add(i64::from(digit - b'0'))) else {
+            break;
+        };
+        (part, scale) = (more, scale * 10.0);
+    }
+    let part = (part as f64 * (unit as f64 / scale)) as u64;
+    whole.checked_mul(unit)?.checked_add(part)
+}
+
+/// The seconds of a duration, or Go's error without its prefix.
+pub fn parse(text: &str) -> Result<f64, String> {
+    Ok(nanos(text)? as f64 / 1e9)
+}
+
+/// A duration that is not negative.
+pub fn positive(text: &str) -> Result<Duration, String> {
+    match u64::try_from(nanos(text)?) {
+        Ok(nanos) => Ok(Duration::from_nanos(nanos)),
+        Err(_) => Err(format!("negative duration {}", quote(text))),
+    }
 }
 
 /// Nanoseconds in Go's format: the largest nonzero unit first, fractions of a second as decimals.
@@ -81,6 +110,11 @@ pub fn format(nanos: i64) -> String {
         (0, minutes) => format!("{sign}{minutes}m{seconds}s"),
         (hours, minutes) => format!("{sign}{hours}h{minutes}m{seconds}s"),
     }
+}
+
+/// A duration in Go's format, up to its longest one.
+pub fn text(duration: Duration) -> String {
+    format(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX))
 }
 
 /// A number of parts of a unit as a decimal without trailing zeros.
@@ -115,7 +149,10 @@ mod tests {
             assert_eq!(format(nanos), expected);
         }
         assert_eq!(nanos("14.703s"), Ok(14_703_000_000));
-        assert_eq!(nanos("9999999h"), Ok(i64::MAX));
+        assert_eq!(nanos("-2562047h47m16.854775808s"), Ok(i64::MIN));
+        assert!(nanos("2562047h47m16.854775808s").is_err());
+        assert!(nanos("9999999h").is_err());
+        assert_eq!(nanos("1.9999999999s"), Ok(1_999_999_999));
     }
 
     #[test]
@@ -136,5 +173,7 @@ mod tests {
             let read = parse(text);
             assert_eq!(read, expected.map_err(str::to_owned), "{text}");
         }
+        assert_eq!(positive("1m30s"), Ok(Duration::from_secs(90)));
+        assert_eq!(positive("-1s"), Err("negative duration \"-1s\"".to_owned()));
     }
 }

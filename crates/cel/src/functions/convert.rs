@@ -241,76 +241,9 @@ pub(crate) fn to_text(value: &Value<'_>) -> Result<String> {
     })
 }
 
-/// Units of durations, in nanoseconds.
-const UNITS: &[(&str, i64)] = &[
-    ("ns", 1),
-    ("us", 1_000),
-    ("µs", 1_000),
-    ("μs", 1_000),
-    ("ms", 1_000_000),
-    ("s", 1_000_000_000),
-    ("m", 60_000_000_000),
-    ("h", 3_600_000_000_000),
-];
-
 /// Parses a duration such as `1h15m30.5s`.
 pub(crate) fn duration(text: &str) -> Result<i64> {
-    let invalid = || Error::new(format!("time: invalid duration {text:?}"));
-    let (negative, mut rest) = match text.as_bytes().first() {
-        Some(b'-') => (true, &text[1..]),
-        Some(b'+') => (false, &text[1..]),
-        _ => (false, text),
-    };
-    if rest == "0" {
-        return Ok(0);
-    }
-    if rest.is_empty() {
-        return Err(invalid());
-    }
-    let mut total: i128 = 0;
-    while !rest.is_empty() {
-        let number_end = rest
-            .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .ok_or_else(invalid)?;
-        let (number, after) = rest.split_at(number_end);
-        let unit_end = after
-            .find(|c: char| c.is_ascii_digit() || c == '.')
-            .unwrap_or(after.len());
-        let (unit, after) = after.split_at(unit_end);
-        let (_, nanos) = UNITS
-            .iter()
-            .find(|(name, _)| *name == unit)
-            .ok_or_else(invalid)?;
-        total += amount(number, *nanos).ok_or_else(invalid)?;
-        rest = after;
-    }
-    let total = if negative { -total } else { total };
-    i64::try_from(total).map_err(|_| invalid())
-}
-
-/// `1.5` of a unit, in nanoseconds.
-fn amount(number: &str, unit: i64) -> Option<i128> {
-    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
-        return None;
-    }
-    let whole: i128 = if whole.is_empty() {
-        0
-    } else {
-        whole.parse::<u64>().ok()?.into()
-    };
-    let mut nanos = whole * i128::from(unit);
-    // As Go: digits as long as they fit, and the rest of a nanosecond is cut off.
-    let (mut part, mut scale) = (0_i64, 1.0);
-    for digit in fraction.bytes() {
-        let more = part.checked_mul(10);
-        let Some(more) = more.and_then(|part| part.checked_add(i64::from(digit - b'0'))) else {
-            break;
-        };
-        (part, scale) = (more, scale * 10.0);
-    }
-    nanos += (part as f64 * (unit as f64 / scale)) as i128;
-    Some(nanos)
+    machinery::duration::nanos(text).map_err(|why| Error::new(format!("time: {why}")))
 }
 
 /// A duration in seconds, as CEL prints it: with the precision of a float.

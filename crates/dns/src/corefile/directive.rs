@@ -172,26 +172,7 @@ fn duration(line: &Line, text: &str) -> Result<Duration, SyntaxError> {
     if let Ok(seconds) = text.parse::<u64>() {
         return Ok(Duration::from_secs(seconds));
     }
-    let (mut total, mut rest) = (0.0, text);
-    while !rest.is_empty() {
-        let digits = rest
-            .find(|letter: char| !letter.is_ascii_digit() && letter != '.')
-            .filter(|digits| *digits > 0)
-            .ok_or_else(bad)?;
-        let number: f64 = rest[..digits].parse().map_err(|_| bad())?;
-        let units = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
-        let unit = units.iter().find_map(|(unit, seconds)| {
-            let left = rest[digits..].strip_prefix(unit)?;
-            Some((left, seconds))
-        });
-        let (left, seconds) = unit.ok_or_else(bad)?;
-        total += number * seconds;
-        rest = left;
-    }
-    if text.is_empty() {
-        return Err(bad());
-    }
-    Duration::try_from_secs_f64(total).map_err(|_| bad())
+    machinery::duration::positive(text).map_err(|_| bad())
 }
 
 fn number<T: FromStr>(line: &Line, text: &str) -> Result<T, SyntaxError> {

@@ -41,10 +41,10 @@ const KUBEADM: &str = ".:53 {
 ";
 
 fn cluster() -> Cluster {
-    let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+    let unreachable = tower::service_fn(|_: http::Request<kube::client::Body>| async {
         Ok::<_, Infallible>(http::Response::new(kube::client::Body::empty()))
     });
-    let cluster = Cluster::offline(&kube::Client::new(nobody, "default"));
+    let cluster = Cluster::offline(&kube::Client::new(unreachable, "default"));
     let service = |name: &str, spec: serde_json::Value| {
         let metadata = serde_json::json!({"name": name, "namespace": "default", "uid": name});
         let service = serde_json::json!({"metadata": metadata, "spec": spec});

@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
+use machinery::duration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A duration that is read and written in Go's form.
@@ -15,68 +16,18 @@ impl GoDuration {
     }
 }
 
-const UNITS: &[(&str, f64)] = &[
-    ("ns", 1e-9),
-    ("us", 1e-6),
-    ("µs", 1e-6),
-    ("ms", 1e-3),
-    ("s", 1.0),
-    ("m", 60.0),
-    ("h", 3600.0),
-];
-
 impl FromStr for GoDuration {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || format!("{text:?} is not a duration such as 1m30s");
-        if text == "0" {
-            return Ok(Self::default());
-        }
-        let (mut rest, mut seconds) = (text, 0.0);
-        while !rest.is_empty() {
-            let digits = rest
-                .find(|c: char| !c.is_ascii_digit() && c != '.')
-                .ok_or_else(bad)?;
-            let (number, behind) = rest.split_at(digits);
-            let unit = behind
-                .find(|c: char| c.is_ascii_digit() || c == '.')
-                .unwrap_or(behind.len());
-            let (unit, behind) = behind.split_at(unit);
-            let factor = UNITS
-                .iter()
-                .find(|(name, _)| *name == unit)
-                .ok_or_else(bad)?;
-            seconds += number.parse::<f64>().map_err(|_| bad())? * factor.1;
-            rest = behind;
-        }
-        if text.is_empty() {
-            return Err(bad());
-        }
-        Duration::try_from_secs_f64(seconds)
-            .map(Self)
-            .map_err(|_| bad())
+        let read = duration::positive(text).map(Self);
+        read.map_err(|_| format!("{text:?} is not a duration such as 1m30s"))
     }
 }
 
 impl fmt::Display for GoDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (whole, nanos) = (self.0.as_secs(), self.0.subsec_nanos());
-        if whole == 0 && nanos != 0 {
-            return write!(f, "{}ms", f64::from(nanos) / 1e6);
-        }
-        let (hours, minutes, seconds) = (whole / 3600, whole / 60 % 60, whole % 60);
-        if hours > 0 {
-            write!(f, "{hours}h")?;
-        }
-        if whole >= 60 {
-            write!(f, "{minutes}m")?;
-        }
-        if nanos == 0 {
-            write!(f, "{seconds}s")
-        } else {
-            write!(f, "{}s", f64::from(nanos) / 1e9 + seconds as f64)
-        }
+        f.write_str(&duration::text(self.0))
     }
 }
 

@@ -13,7 +13,6 @@ use std::{
 };
 
 pub use process::LeaderElection;
-pub(crate) use process::duration;
 use process::{ClientConnection, LeaderElectionDocument};
 use serde::Deserialize;
 use serde_json::Value;

@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use machinery::duration;
 use serde::Deserialize;
 
 /// Leader election settings.
@@ -52,7 +53,9 @@ impl LeaderElectionDocument {
         let default = LeaderElection::default();
         let time = |name: &str, text: Option<String>, default| match text {
             None => Ok(default),
-            Some(text) => duration(&text).map_err(|why| format!("leaderElection.{name}: {why}")),
+            Some(text) => {
+                duration::positive(&text).map_err(|why| format!("leaderElection.{name}: {why}"))
+            }
         };
         let election = LeaderElection {
             lease_duration: time("leaseDuration", self.lease_duration, default.lease_duration)?,
@@ -113,36 +116,6 @@ impl ClientConnection {
     }
 }
 
-/// A duration as Go writes it, such as `1m30s` or `500ms`.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("invalid duration {text:?}");
-    let (mut rest, mut total) = (text, 0.0_f64);
-    if text == "0" {
-        return Ok(Duration::ZERO);
-    }
-    if text.is_empty() {
-        return Err(wrong());
-    }
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.');
-        let (number, after) = rest.split_at(digits.ok_or_else(wrong)?);
-        let letters = after.find(|c: char| c.is_ascii_digit() || c == '.');
-        let (unit, next) = after.split_at(letters.unwrap_or(after.len()));
-        let seconds = match unit {
-            "h" => 3600.0,
-            "m" => 60.0,
-            "s" => 1.0,
-            "ms" => 1e-3,
-            "us" | "µs" => 1e-6,
-            "ns" => 1e-9,
-            _ => return Err(wrong()),
-        };
-        total += number.parse::<f64>().map_err(|_| wrong())? * seconds;
-        rest = next;
-    }
-    Duration::try_from_secs_f64(total).map_err(|_| wrong())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -162,7 +135,7 @@ mod tests {
             ("-1s", None),
             ("1x", None),
         ] {
-            let read = duration(text).ok().map(|time| time.as_millis());
+            let read = duration::positive(text).ok().map(|time| time.as_millis());
             assert_eq!(read, millis, "{text:?}");
         }
     }

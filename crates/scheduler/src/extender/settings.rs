@@ -66,7 +66,7 @@ impl Settings {
         let Some(text) = self.http_timeout.as_deref() else {
             return Ok(DEFAULT_TIMEOUT);
         };
-        let duration = crate::configuration::duration(text);
+        let duration = machinery::duration::positive(text);
         let duration = duration.map_err(|why| format!("httpTimeout: {why}"))?;
         Ok(if duration.is_zero() {
             DEFAULT_TIMEOUT

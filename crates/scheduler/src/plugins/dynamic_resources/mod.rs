@@ -81,7 +81,7 @@ pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     let duration = |field: &str, text: Option<String>, default: u64| match text {
         None => Ok(Duration::from_secs(default)),
         Some(text) => {
-            let duration = crate::configuration::duration(&text);
+            let duration = machinery::duration::positive(&text);
             duration.map_err(|why| format!("{field}: {why}"))
         }
     };
