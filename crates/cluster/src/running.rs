@@ -237,11 +237,7 @@ impl Running {
 
     /// Waits until this machine's node is Ready. The servers may be away when an agent starts.
     pub async fn node_ready(&self) {
-        let is_ready = |node: Option<&KubeNode>| {
-            let conditions = node.and_then(|node| node.status.as_ref()?.conditions.as_ref());
-            conditions
-                .is_some_and(|all| all.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
-        };
+        let is_ready = |node: Option<&KubeNode>| node.is_some_and(reconcile::placement::is_ready);
         let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
         loop {
             let nodes: Api<KubeNode> = Api::all(self.viewer.clone());

@@ -194,7 +194,7 @@ mod tests {
             {"addresses": [{"ip": "10.0.0.3", "hostname": "c"}], "ports": [{"port": 81, "name": "x"}]},
             {"addresses": [{"ip": "10.0.0.4"}], "ports": [{"port": 80}]},
         ]})));
-        let told: Vec<_> = made
+        let reported: Vec<_> = made
             .iter()
             .map(|group| {
                 let endpoint = |e: &Endpoint| {
@@ -211,7 +211,7 @@ mod tests {
             })
             .collect();
         assert_eq!(
-            told,
+            reported,
             [
                 "IPv4 80: 10.0.0.1 10.0.0.2! 10.0.0.4",
                 "IPv6 80: fd00::1",

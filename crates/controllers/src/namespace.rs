@@ -110,9 +110,9 @@ impl Controller for Namespaces {
         }
         let leftovers = self.empty(&key.name).await?;
         let status = status(&namespace, &leftovers, self.shared.now());
-        let told = namespace.status.as_ref() == Some(&status);
+        let is_written = namespace.status.as_ref() == Some(&status);
         let mut namespace = (*namespace).clone();
-        if !told {
+        if !is_written {
             namespace.status = Some(status);
             namespace = match api
                 .replace_status(&key.name, &PostParams::default(), &namespace)

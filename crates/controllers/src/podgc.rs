@@ -12,7 +12,7 @@ use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{DeleteParams, Preconditions};
-use reconcile::StatusPatch;
+use reconcile::{StatusPatch, placement};
 use tracing::{info, warn};
 
 use crate::{
@@ -142,12 +142,7 @@ fn is_out_of_service(node: &Node) -> bool {
         .spec
         .iter()
         .flat_map(|spec| spec.taints.iter().flatten());
-    let mut conditions = node
-        .status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten());
-    taints.any(|taint| taint.key == OUT_OF_SERVICE)
-        && !conditions.any(|known| known.type_ == "Ready" && known.status == "True")
+    taints.any(|taint| taint.key == OUT_OF_SERVICE) && !placement::is_ready(node)
 }
 
 impl Collector {

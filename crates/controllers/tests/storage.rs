@@ -271,8 +271,10 @@ async fn a_csi_volume_is_attached_for_a_pod_and_detached_when_its_node_is_done_w
         .await
         .unwrap();
     let unique = "kubernetes.io/csi/x.io^v1";
-    let told = || async { Ok::<_, kube::Error>(reported(&world).await? == [unique]) };
-    world.until("the node is told", told).await;
+    let is_reported = || async { Ok::<_, kube::Error>(reported(&world).await? == [unique]) };
+    world
+        .until("the volume in the status of the node", is_reported)
+        .await;
 
     set_status(&world, json!({"volumesInUse": [unique]})).await;
     let pods: Api<Pod> = world.api("default");

@@ -1,13 +1,20 @@
-//! Which nodes a pod may be on: node selector, required node affinity, tolerations. Shared by the
-//! scheduler, DaemonSets and eviction, so that they agree. Pure.
+//! Which nodes a pod may be on: node selector, required node affinity, tolerations, readiness. Shared by
+//! the scheduler, the controllers and the kubelet, so that they agree. Pure.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration,
+    Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration,
 };
 
 type Labels = BTreeMap<String, String>;
+
+/// Whether the node's condition Ready is True.
+pub fn is_ready(node: &Node) -> bool {
+    let status = node.status.iter();
+    let mut conditions = status.flat_map(|status| status.conditions.iter().flatten());
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
 
 /// Whether a toleration tolerates a taint.
 pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
@@ -135,6 +142,19 @@ mod tests {
             effect: some(effect),
             toleration_seconds: None,
         }
+    }
+
+    #[test]
+    fn a_node_is_ready_by_its_condition() {
+        let node = |conditions| {
+            let node = serde_json::json!({"metadata": {}, "status": {"conditions": conditions}});
+            serde_json::from_value::<Node>(node).unwrap()
+        };
+        let ready = |status| serde_json::json!([{"type": "DiskPressure", "status": "True"}, {"type": "Ready", "status": status}]);
+        assert!(is_ready(&node(ready("True"))));
+        assert!(!is_ready(&node(ready("Unknown"))));
+        assert!(!is_ready(&node(serde_json::json!([]))));
+        assert!(!is_ready(&Node::default()));
     }
 
     #[test]

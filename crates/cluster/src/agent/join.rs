@@ -7,6 +7,7 @@ use client::Api;
 use client::kube::{self};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use pki::Renewing;
+use reconcile::placement;
 use stdx::Backoff;
 
 use super::{
@@ -120,19 +121,12 @@ async fn attempt(
 async fn refuse_taken_name(client: &kube::Client, name: &str) -> Result<(), Error> {
     let nodes: Api<Node> = Api::all(client.clone());
     match nodes.get_opt(name).await? {
-        Some(node) if is_ready(&node) => Err(Error::Join(format!(
+        Some(node) if placement::is_ready(&node) => Err(Error::Join(format!(
             "a Ready node {name:?} is already in the cluster: choose another name with \
              --node-name, or delete that node first"
         ))),
         _ => Ok(()),
     }
-}
-
-fn is_ready(node: &Node) -> bool {
-    let status = node.status.as_ref();
-    let conditions = status.and_then(|status| status.conditions.as_ref());
-    let mut conditions = conditions.into_iter().flatten();
-    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 async fn facts(client: &kube::Client, server: &str) -> Result<Facts, Error> {
@@ -200,18 +194,5 @@ mod tests {
         assert!(is_passing(&status(503)) && is_passing(&status(429)));
         assert!(!is_passing(&status(401)) && !is_passing(&status(403)));
         assert!(!is_passing(&Error::Join("no".into())));
-    }
-
-    #[test]
-    fn a_name_is_taken_while_its_node_is_ready() {
-        let node = |status: &str| -> Node {
-            serde_json::from_value(serde_json::json!({
-                "metadata": {"name": "n"},
-                "status": {"conditions": [{"type": "Ready", "status": status}]}}))
-            .unwrap()
-        };
-        assert!(is_ready(&node("True")));
-        assert!(!is_ready(&node("Unknown")));
-        assert!(!is_ready(&Node::default()));
     }
 }

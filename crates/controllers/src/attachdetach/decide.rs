@@ -309,7 +309,7 @@ mod tests {
         names.iter().map(volume).collect()
     }
 
-    fn host(in_use: &[&str], told: &[&str]) -> Host {
+    fn host(in_use: &[&str], reported_volumes: &[&str]) -> Host {
         Host::Present {
             is_ready: true,
             is_out_of_service: false,
@@ -317,7 +317,7 @@ mod tests {
                 .iter()
                 .map(|name| unique_name("x.io", name))
                 .collect(),
-            reported: reported(told),
+            reported: reported(reported_volumes),
         }
     }
 

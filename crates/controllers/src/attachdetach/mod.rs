@@ -22,7 +22,7 @@ use k8s_openapi::api::{
 use kube::{Api, Resource, api::ObjectMeta};
 use parking_lot::Mutex;
 use reconcile::{
-    Action, Controller, Error, Key, Kind, Recorder, Writer,
+    Action, Controller, Error, Key, Kind, Recorder, Writer, placement,
     storage::{access_modes, claim_ref, volume_name},
 };
 use serde_json::json;
@@ -188,18 +188,15 @@ fn host(node: &Node) -> Host {
     if managed.map(String::as_str) != Some("true") {
         return Host::NotManaged;
     }
-    let status = node.status.as_ref();
-    let mut conditions = status
-        .into_iter()
-        .flat_map(|s| s.conditions.iter().flatten());
-    let is_ready = conditions.any(|one| one.type_ == "Ready" && one.status == "True");
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
     let mut taints = taints.into_iter().flatten();
     Host::Present {
-        is_ready,
+        is_ready: placement::is_ready(node),
         is_out_of_service: taints.any(|taint| taint.key == OUT_OF_SERVICE),
         in_use: in_use(node),
-        reported: status
+        reported: node
+            .status
+            .as_ref()
             .and_then(|status| status.volumes_attached.clone())
             .unwrap_or_default(),
     }
@@ -469,11 +466,11 @@ impl AttachDetach {
             let message = format!("AttachVolume.Attach failed for volume {volume:?} : {why}");
             self.record_event(node, desired, &same(desired, message), Kind::Warning);
         }
-        let told = plan.report.iter().flatten();
+        let to_report = plan.report.iter().flatten();
         let Host::Present { reported, .. } = &view.host else {
             return;
         };
-        for new in told.filter(|volume| !reported.contains(volume)) {
+        for new in to_report.filter(|volume| !reported.contains(volume)) {
             if let Some(desired) = view.desired.get(&new.name) {
                 let volume = &desired.volume;
                 let message = format!("AttachVolume.Attach succeeded for volume {volume:?} ");

@@ -18,7 +18,7 @@ use k8s_openapi::{
 };
 use kube::api::PostParams;
 use pki::csr::{Request, RequestedCertificate};
-use reconcile::{Action, Controller, Error, Key};
+use reconcile::{Action, Controller, Error, Key, placement};
 
 use super::{
     ACCOUNT, KUBELET_CLIENT, KUBELET_SERVING, NODE_PREFIX, has, is_issued, is_kubelet_client,
@@ -136,15 +136,6 @@ fn is_recent(csr: &CertificateSigningRequest, now: Timestamp) -> bool {
     created.is_some_and(|created| now.duration_since(created.0) < MAX_AGE)
 }
 
-fn is_ready(node: &Node) -> bool {
-    let conditions = node
-        .status
-        .as_ref()
-        .and_then(|status| status.conditions.as_ref());
-    let mut conditions = conditions.into_iter().flatten();
-    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
-}
-
 impl Approver {
     /// Whether the requester may create this subresource of CertificateSigningRequests.
     async fn may(&self, csr: &CertificateSigningRequest, kind: &str) -> Result<bool, Error> {
@@ -177,7 +168,7 @@ impl Approver {
     fn is_taken(&self, request: &RequestedCertificate) -> bool {
         let name = request.common_name.strip_prefix(NODE_PREFIX);
         let node = name.and_then(|name| self.nodes.get("", name));
-        node.is_some_and(|node| is_ready(&node))
+        node.is_some_and(|node| placement::is_ready(&node))
     }
 
     /// Fails with the reason why a serving certificate needs manual approval.

@@ -152,13 +152,13 @@ pub(super) fn note_pause(deployment: &Deployment, status: &mut DeploymentStatus,
         .as_ref()
         .and_then(|spec| spec.paused)
         .unwrap_or(false);
-    let told = known.as_deref() == Some(PAUSED);
-    if paused && !told {
+    let is_reported = known.as_deref() == Some(PAUSED);
+    if paused && !is_reported {
         set(
             status,
             condition(PROGRESSING, "Unknown", PAUSED, "Deployment is paused", now),
         );
-    } else if !paused && told {
+    } else if !paused && is_reported {
         let resumed = condition(
             PROGRESSING,
             "Unknown",

@@ -196,13 +196,13 @@ fn share(deployment: &Deployment, set: &ReplicaSet) -> i32 {
     if wanted == 0 {
         return -size(set);
     }
-    let told = deployment
+    let desired_replicas = deployment
         .status
         .as_ref()
         .and_then(|status| status.replicas)
         .unwrap_or(0);
     let before = revision::number(set, revision::MAXIMUM).filter(|before| *before > 0);
-    let before = before.unwrap_or(told);
+    let before = before.unwrap_or(desired_replicas);
     if before == 0 {
         return 0;
     }

@@ -16,7 +16,7 @@ use k8s_openapi::{
     api::core::v1::{LoadBalancerIngress, Node, PortStatus, Service, ServiceSpec},
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
 };
-use reconcile::condition;
+use reconcile::{condition, placement};
 
 /// The load balancer class of this controller; it also serves Services without a class.
 pub const CLASS: &str = "mainstay.local/load-balancer";
@@ -234,10 +234,7 @@ fn candidates<'a>(spec: &ServiceSpec, view: &View<'a>) -> Vec<&'a Node> {
 }
 
 fn takes_traffic(node: &Node) -> bool {
-    let status = node.status.as_ref();
-    let conditions = status.and_then(|status| status.conditions.as_ref());
-    let mut conditions = conditions.into_iter().flatten();
-    let is_ready = conditions.any(|one| one.type_ == "Ready" && one.status == "True");
+    let is_ready = placement::is_ready(node);
     let labels = node.metadata.labels.as_ref();
     let is_excluded = labels.is_some_and(|labels| labels.contains_key(EXCLUDED));
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());

@@ -2,68 +2,28 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{
-    Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod,
-};
+use k8s_openapi::api::core::v1::{Node, NodeSelector, Pod};
+use reconcile::placement;
 
 use crate::pod::spec;
 
+static NO_LABELS: BTreeMap<String, String> = BTreeMap::new();
+
 /// Whether the pod may be on this node.
 pub(super) fn matches(pod: &Pod, node: &Node) -> bool {
-    let spec = spec::spec(pod);
-    let empty = BTreeMap::new();
-    let labels = node.metadata.labels.as_ref().unwrap_or(&empty);
-    let mut selector = spec.node_selector.iter().flatten();
-    if !selector.all(|(key, value)| labels.get(key) == Some(value)) {
-        return false;
-    }
-    let required = spec
-        .affinity
-        .as_ref()
-        .and_then(|affinity| affinity.node_affinity.as_ref())
-        .and_then(|node| {
-            node.required_during_scheduling_ignored_during_execution
-                .as_ref()
-        });
-    required.is_none_or(|required| selects(required, node))
+    let (labels, name) = identity(node);
+    placement::matches_node(spec::spec(pod), labels, name)
 }
 
 /// Whether a selector selects this node.
 pub(super) fn selects(selector: &NodeSelector, node: &Node) -> bool {
-    let empty = BTreeMap::new();
-    let labels = node.metadata.labels.as_ref().unwrap_or(&empty);
-    let mut terms = selector.node_selector_terms.iter();
-    terms.any(|term| term_matches(term, labels, node))
+    let (labels, name) = identity(node);
+    placement::matches_any(&selector.node_selector_terms, labels, name)
 }
 
-/// A term without any requirement matches nothing.
-fn term_matches(term: &NodeSelectorTerm, labels: &BTreeMap<String, String>, node: &Node) -> bool {
-    let expressions = term.match_expressions.as_deref().unwrap_or_default();
-    let fields = term.match_fields.as_deref().unwrap_or_default();
-    let name = node.metadata.name.clone().unwrap_or_default();
-    let own = BTreeMap::from([("metadata.name".to_owned(), name)]);
-    !(expressions.is_empty() && fields.is_empty())
-        && expressions.iter().all(|one| requirement(one, labels))
-        && fields.iter().all(|one| requirement(one, &own))
-}
-
-fn requirement(one: &NodeSelectorRequirement, labels: &BTreeMap<String, String>) -> bool {
-    let values = one.values.as_deref().unwrap_or_default();
-    let label = labels.get(&one.key);
-    let compared = || -> Option<std::cmp::Ordering> {
-        let [bound] = values else { return None };
-        let (label, bound): (i64, i64) = (label?.parse().ok()?, bound.parse().ok()?);
-        Some(label.cmp(&bound))
-    };
-    match one.operator.as_str() {
-        "In" => label.is_some_and(|label| values.contains(label)),
-        "NotIn" => label.is_none_or(|label| !values.contains(label)),
-        "Exists" => label.is_some(),
-        "DoesNotExist" => label.is_none(),
-        "Gt" => compared().is_some_and(std::cmp::Ordering::is_gt),
-        "Lt" => compared().is_some_and(std::cmp::Ordering::is_lt),
-        _ => false,
-    }
+fn identity(node: &Node) -> (&BTreeMap<String, String>, &str) {
+    let labels = node.metadata.labels.as_ref().unwrap_or(&NO_LABELS);
+    (labels, node.metadata.name.as_deref().unwrap_or_default())
 }
 
 #[cfg(test)]
