@@ -84,10 +84,10 @@ pub(crate) struct Mainstay {
 
 impl Mainstay {
     pub(crate) async fn start(services: usize) -> Result<Self> {
-        let nobody = tower::service_fn(|_: http::Request<Body>| async {
+        let unreachable = tower::service_fn(|_: http::Request<Body>| async {
             Ok::<_, Infallible>(http::Response::new(Body::empty()))
         });
-        let client = kube::Client::new(nobody, "default");
+        let client = kube::Client::new(unreachable, "default");
         let cluster = Cluster::offline(&client);
         for service in 0..services {
             let metadata = json!({"name": format!("service-{service}"), "namespace": "default", "uid": service.to_string()});

@@ -208,8 +208,8 @@ impl Options {
         }
         let mut configured = BTreeMap::new();
         for plugin in file.plugins {
-            let told = match (plugin.configuration, plugin.path) {
-                (Some(told), _) => told,
+            let document = match (plugin.configuration, plugin.path) {
+                (Some(document), _) => document,
                 (None, Some(other)) => {
                     let other = path
                         .parent()
@@ -218,7 +218,7 @@ impl Options {
                 }
                 (None, None) => continue,
             };
-            configured.insert(plugin.name, told);
+            configured.insert(plugin.name, document);
         }
         Ok(configured)
     }
@@ -286,8 +286,9 @@ mod tests {
             })
         };
         let head = "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\n";
-        let security =
-            |told: &str| format!("{head}plugins: [{{name: PodSecurity, configuration: {told}}}]");
+        let security = |document: &str| {
+            format!("{head}plugins: [{{name: PodSecurity, configuration: {document}}}]")
+        };
         with(&security("{exemptions: {usernames: [a]}}")).unwrap();
         with(&security("{defaults: {enforce: strict}}")).unwrap_err();
         with(&security("{exmptions: {}}")).unwrap_err();

@@ -76,7 +76,7 @@ fn refuse(attributes: &Attributes<'_>, why: &str, reason: &str) -> Status {
 fn too_much(spec: &Value, allocatable: &Value) -> Option<String> {
     let wanted = amounts::of_pod(spec, "requests");
     let there = amounts::from_json(allocatable);
-    let mut told = Vec::new();
+    let mut infeasible = Vec::new();
     for name in ["cpu", "memory"] {
         let nothing = Quantity::from_value(0, Format::Decimal);
         let wanted = wanted.get(name).unwrap_or(&nothing);
@@ -87,11 +87,11 @@ fn too_much(spec: &Value, allocatable: &Value) -> Option<String> {
                 _ => quantity.value(),
             };
             let (wanted, there) = (shown(wanted), shown(there));
-            told.push(format!("{name}, requested: {wanted}, allocatable: {there}"));
+            infeasible.push(format!("{name}, requested: {wanted}, allocatable: {there}"));
         }
     }
     let why = "node didn't have enough allocatable resources";
-    (!told.is_empty()).then(|| format!("{why}: {}", told.join("; ")))
+    (!infeasible.is_empty()).then(|| format!("{why}: {}", infeasible.join("; ")))
 }
 
 #[cfg(test)]

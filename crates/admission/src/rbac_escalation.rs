@@ -321,9 +321,9 @@ mod tests {
             rule("get", "nodes"),
             rule("list", "pods"),
         ];
-        let told: Vec<String> = compact(rules.into()).iter().map(Rule::to_string).collect();
+        let missing: Vec<String> = compact(rules.into()).iter().map(Rule::to_string).collect();
         assert_eq!(
-            told,
+            missing,
             [
                 r#"{APIGroups:[""], Resources:["pods"], Verbs:["get" "list"]}"#,
                 r#"{APIGroups:[""], Resources:["nodes"], Verbs:["get"]}"#,

@@ -149,12 +149,12 @@ mod tests {
 
     #[test]
     fn invalid_runtime_class_names_are_not_looked_up() {
-        let told =
+        let reported =
             |name: &str| refuse_unaskable(name).map_err(|status| (status.code, status.message));
-        assert_eq!(told("gvisor"), Ok(()));
+        assert_eq!(reported("gvisor"), Ok(()));
         let empty = "resource name may not be empty".to_owned();
-        assert_eq!(told(""), Err((500, empty)));
+        assert_eq!(reported(""), Err((500, empty)));
         let slash = "invalid resource name \"a/b\": [may not contain '/']".to_owned();
-        assert_eq!(told("a/b"), Err((500, slash)));
+        assert_eq!(reported("a/b"), Err((500, slash)));
     }
 }

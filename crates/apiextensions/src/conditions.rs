@@ -71,21 +71,21 @@ mod tests {
             approval(definition.as_object().unwrap())
         };
         assert_eq!(definition("example.com", "x"), None);
-        let told = |said: &str| definition("a.k8s.io", said).unwrap();
+        let reported = |said: &str| definition("a.k8s.io", said).unwrap();
         assert_eq!(
-            told("unapproved, a trial")["reason"],
+            reported("unapproved, a trial")["reason"],
             "UnapprovedAnnotation"
         );
         assert_eq!(
-            told("unapproved, a trial")["message"],
+            reported("unapproved, a trial")["message"],
             "not approved: \"unapproved, a trial\""
         );
-        assert_eq!(told("https://a.b/c")["status"], "True");
+        assert_eq!(reported("https://a.b/c")["status"], "True");
         assert_eq!(
-            told("https://a.b/c")["message"],
+            reported("https://a.b/c")["message"],
             "approved in https://a.b/c"
         );
-        assert_eq!(told("nonsense")["reason"], "InvalidAnnotation");
-        assert_eq!(told("")["reason"], "MissingAnnotation");
+        assert_eq!(reported("nonsense")["reason"], "InvalidAnnotation");
+        assert_eq!(reported("")["reason"], "MissingAnnotation");
     }
 }

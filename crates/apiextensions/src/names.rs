@@ -228,7 +228,7 @@ mod tests {
             json!({"plural": "bars", "singular": "bar", "shortNames": short, "kind": kind,
                 "listKind": format!("{kind}List"), "categories": ["all"]})
         };
-        let told = |reason, message: &str| {
+        let reported = |reason, message: &str| {
             let message = message.to_owned();
             Some(Conflict { reason, message })
         };
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(accept(&free, &Value::Null, taken), (free.clone(), None));
         let (names, conflict) = accept(&wanted(&["f", "b", "g"], "Bar"), &Value::Null, taken);
         let message = "[\"f\" is already in use, \"g\" is already in use]";
-        assert_eq!(conflict, told("ShortNamesConflict", message));
+        assert_eq!(conflict, reported("ShortNamesConflict", message));
         assert_eq!(
             names,
             json!({"plural": "bars", "singular": "bar", "kind": "Bar", "listKind": "BarList", "categories": ["all"]})
@@ -244,7 +244,7 @@ mod tests {
         let (names, conflict) = accept(&wanted(&["b"], "Foo"), &Value::Null, taken);
         assert_eq!(
             conflict,
-            told("ListKindConflict", "\"FooList\" is already in use")
+            reported("ListKindConflict", "\"FooList\" is already in use")
         );
         assert_eq!(
             (&names["kind"], &names["plural"]),

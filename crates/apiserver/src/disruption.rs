@@ -182,13 +182,13 @@ fn take(budget: &Object, pod: &str, now: &str) -> Result<Object, Status> {
 fn exhausted(name: &str, status: &Value) -> String {
     let conditions = list(&status["conditions"]);
     let condition = conditions.iter().find(|c| c["type"] == "DisruptionAllowed");
-    let told = condition.filter(|c| c["status"] == "False" && !text(&c["message"]).is_empty());
+    let reported = condition.filter(|c| c["status"] == "False" && !text(&c["message"]).is_empty());
     let (desired, healthy) = (
         int(&status["desiredHealthy"]),
         int(&status["currentHealthy"]),
     );
     let now = "does not allow evicting pods currently";
-    match told.map(|c| (text(&c["reason"]), text(&c["message"]))) {
+    match reported.map(|c| (text(&c["reason"]), text(&c["message"]))) {
         Some(("SyncFailed", message)) => {
             format!("The disruption budget {name} {now} because it failed sync: {message}")
         }
@@ -262,25 +262,25 @@ mod tests {
 
     #[test]
     fn a_refused_eviction_has_the_reason() {
-        let told = |generation: i64, status: Value| {
+        let reported = |generation: i64, status: Value| {
             let budget =
                 json!({"metadata": {"name": "b", "generation": generation}, "status": status});
             cause(take(&object(budget), "p", "now").unwrap_err())
         };
         assert_eq!(
-            told(1, json!({"disruptionsAllowed": 1})),
+            reported(1, json!({"disruptionsAllowed": 1})),
             (
                 429,
                 "The disruption budget b is still being processed by the server.".to_owned()
             )
         );
         assert_eq!(
-            told(0, json!({"desiredHealthy": 2, "currentHealthy": 1})).1,
+            reported(0, json!({"desiredHealthy": 2, "currentHealthy": 1})).1,
             "The disruption budget b needs 2 healthy pods and has 1 currently"
         );
         let failed = json!([{"type": "DisruptionAllowed", "status": "False", "reason": "SyncFailed", "message": "m"}]);
         assert_eq!(
-            told(0, json!({"conditions": failed})).1,
+            reported(0, json!({"conditions": failed})).1,
             "The disruption budget b does not allow evicting pods currently because it failed sync: m"
         );
     }

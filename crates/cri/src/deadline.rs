@@ -224,9 +224,9 @@ mod tests {
         let _listener = tokio::net::UnixListener::bind(&socket).unwrap();
         let client = crate::connect(&socket);
         let before = client.answers.last();
-        let (told, heard) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         client.calls.observe(Box::new(move |method, _, failed| {
-            told.send((method.to_owned(), failed)).unwrap();
+            sender.send((method.to_owned(), failed)).unwrap();
         }));
         let mut request = tonic::Request::new(crate::v1::VersionRequest::default());
         request.set_timeout(Duration::from_millis(20));
@@ -234,7 +234,7 @@ mod tests {
         let status = answer.unwrap_err();
         assert_eq!(status.code(), tonic::Code::DeadlineExceeded, "{status}");
         assert_eq!(client.answers.last(), before);
-        assert_eq!(heard.recv().unwrap(), ("Version".to_owned(), true));
+        assert_eq!(receiver.recv().unwrap(), ("Version".to_owned(), true));
         client.answers.silent_for(Duration::from_millis(1)).await;
     }
 }

@@ -56,7 +56,7 @@ struct Waiter {
     schema: Arc<Schema>,
     seats: usize,
     since: Instant,
-    tell: oneshot::Sender<Seat>,
+    grant: oneshot::Sender<Seat>,
 }
 
 /// Seats of a request; released when dropped.
@@ -230,12 +230,12 @@ impl Waiter {
             schema,
             seats,
             since,
-            tell,
+            grant,
         } = self;
         schema.figures.wait(-1, -(seats as i64));
         schema.figures.waits.observe(since.elapsed().as_secs_f64());
         // If the request is gone, the seats are released here.
-        drop(tell.send(Seat::new(schema, seats, sitting)));
+        drop(grant.send(Seat::new(schema, seats, sitting)));
     }
 }
 
@@ -247,12 +247,12 @@ struct QueueTicket<'a> {
 
 impl QueueTicket<'_> {
     /// Waits, and periodically releases the seats of idle requests.
-    async fn wait(&self, told: &mut oneshot::Receiver<Seat>, needs: Needs) -> Option<Seat> {
+    async fn wait(&self, granted: &mut oneshot::Receiver<Seat>, needs: Needs) -> Option<Seat> {
         let mut left = needs.patience;
         loop {
             let step = left.min(LOOK_EVERY);
-            match tokio::time::timeout(step, &mut *told).await {
-                Ok(told) => return told.ok(),
+            match tokio::time::timeout(step, &mut *granted).await {
+                Ok(granted) => return granted.ok(),
                 Err(_) if step == left => return None,
                 Err(_) => self.schema.level.take_from_idlers(needs.longest),
             }
@@ -299,14 +299,14 @@ impl Seat {
         let mut hears = None;
         let arrival = schema.level.with_queues(|queues| {
             queues.arrive(seats, flow, now, || {
-                let (tell, told) = oneshot::channel();
-                hears = Some(told);
+                let (grant, granted) = oneshot::channel();
+                hears = Some(granted);
                 schema.figures.wait(1, seats as i64);
                 Waiter {
                     schema: schema.clone(),
                     seats,
                     since: now,
-                    tell,
+                    grant,
                 }
             })
         });
@@ -315,12 +315,12 @@ impl Seat {
                 schema.figures.waits.observe(0.0);
                 Self::new(schema.clone(), seats, sitting)
             }
-            (Some(Arrival::Waits(place)), Some(mut told)) => {
+            (Some(Arrival::Waits(place)), Some(mut granted)) => {
                 let standing = QueueTicket { schema, place };
-                let seat = standing.wait(&mut told, needs).await;
+                let seat = standing.wait(&mut granted, needs).await;
                 drop(standing);
                 // The seat may have arrived as the wait ended.
-                let seat = seat.or_else(|| told.try_recv().ok());
+                let seat = seat.or_else(|| granted.try_recv().ok());
                 seat.ok_or(Refusal::TimeOut)?
             }
             (Some(Arrival::Refused(why)), _) => {

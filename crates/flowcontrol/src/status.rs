@@ -30,14 +30,14 @@ fn wanted(levels: &[Object], schema: &Object, now: &str) -> Option<Value> {
     let message = format!(
         "This FlowSchema references the PriorityLevelConfiguration object named {name} {but}"
     );
-    let told = tree::list(&tree::get(schema, "status")["conditions"]).iter();
-    let is_right = |told: &Value| {
-        told["type"] == DANGLING
-            && told["status"] == status
-            && told["reason"] == reason
-            && told["message"] == message.as_str()
+    let reported = tree::list(&tree::get(schema, "status")["conditions"]).iter();
+    let is_right = |reported: &Value| {
+        reported["type"] == DANGLING
+            && reported["status"] == status
+            && reported["reason"] == reason
+            && reported["message"] == message.as_str()
     };
-    if told.clone().any(is_right) {
+    if reported.clone().any(is_right) {
         return None;
     }
     Some(json!({"conditions": [{

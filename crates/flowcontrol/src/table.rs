@@ -264,7 +264,7 @@ mod tests {
         let own = User::service_account("kube-system", "job-controller");
         let account = User::service_account("default", "default");
         let eve = User::new("eve", [""; 0]);
-        let nobody = User::anonymous();
+        let anonymous = User::anonymous();
         let odd = User::default();
         let pods = "GET /api/v1/namespaces/a/pods";
         let lease = "PUT /apis/coordination.k8s.io/v1/namespaces/kube-system/leases/x";
@@ -272,7 +272,7 @@ mod tests {
         for (user, request, schema, level) in [
             (&admin, pods, "exempt", "exempt"),
             (&admin, "GET /healthz", "exempt", "exempt"),
-            (&nobody, "GET /healthz", "probes", "exempt"),
+            (&anonymous, "GET /healthz", "probes", "exempt"),
             (&eve, "GET /readyz/ping", "probes", "exempt"),
             (&eve, "POST /readyz", "global-default", "global-default"),
             (&manager, lease, "system-leader-election", "leader-election"),
@@ -300,7 +300,7 @@ mod tests {
             (&own, pods, "kube-system-service-accounts", "workload-high"),
             (&account, pods, "service-accounts", "workload-low"),
             (&eve, pods, "global-default", "global-default"),
-            (&nobody, "GET /api", "global-default", "global-default"),
+            (&anonymous, "GET /api", "global-default", "global-default"),
             (&odd, pods, "catch-all", "catch-all"),
         ] {
             let expected = (schema.to_owned(), level.to_owned());

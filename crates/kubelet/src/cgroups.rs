@@ -457,9 +457,9 @@ mod tests {
             (refused.clone(), "1048576".to_owned()),
             (file("pids.max"), "7".to_owned()),
         ];
-        let told = set(&writes).unwrap_err().to_string();
+        let reported = set(&writes).unwrap_err().to_string();
         let expected = format!("cannot write \"1048576\" to {}: ", refused.display());
-        assert!(told.starts_with(&expected), "{told}");
+        assert!(reported.starts_with(&expected), "{reported}");
         assert_eq!(fs::read_to_string(file("pids.max")).unwrap(), "7");
         assert!(set(&writes[..1]).is_ok());
     }

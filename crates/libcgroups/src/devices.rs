@@ -286,10 +286,10 @@ mod tests {
 
     #[test]
     fn device_rules_of_version_1_are_written_as_text() {
-        let told = lines(&asked(ONE));
-        assert_eq!(told[0], (false, "a *:* rwm".to_owned()));
-        assert_eq!(told[1], (true, "b 8:0 r".to_owned()));
-        assert!(told.contains(&(true, "c 1:3 rwm".to_owned())));
+        let reported = lines(&asked(ONE));
+        assert_eq!(reported[0], (false, "a *:* rwm".to_owned()));
+        assert_eq!(reported[1], (true, "b 8:0 r".to_owned()));
+        assert!(reported.contains(&(true, "c 1:3 rwm".to_owned())));
         let privileged = lines(&asked(r#"[{"allow": true, "access": "rwm"}]"#));
         assert_eq!(privileged, [(true, "a *:* rwm".to_owned())]);
     }

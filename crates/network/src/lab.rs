@@ -43,14 +43,14 @@ pub struct Namespace {
 impl Namespace {
     /// A new, empty namespace.
     pub fn new() -> Self {
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let (release, held) = mpsc::channel::<()>();
         thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).expect("tests of the network need root");
-            tell.send(gettid()).unwrap();
+            sender.send(gettid()).unwrap();
             let _ = held.recv();
         });
-        let thread = told.recv().expect("tests of the network need root");
+        let thread = receiver.recv().expect("tests of the network need root");
         let path = format!("/proc/{}/task/{thread}/ns/net", std::process::id()).into();
         Self {
             path,

@@ -118,8 +118,8 @@ fn the_overlay_sends_from_the_nodes_address_of_now() {
                 cluster_cidrs: vec!["10.42.0.0/16".parse().unwrap()],
                 mtu: 1500,
             };
-            let (_, told) = tokio::sync::watch::channel(None);
-            let routes = config.build(Nft::new(), told);
+            let (_, node_list) = tokio::sync::watch::channel(None);
+            let routes = config.build(Nft::new(), node_list);
             routes.sync(&netlink, &nodes).await.unwrap();
             let shown = lab::command("ip -d link show m0123abcd-vx");
             assert!(shown.contains(&format!("local {address} ")), "{shown}");

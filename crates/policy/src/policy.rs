@@ -187,11 +187,11 @@ impl Peer {
             let except: Option<Vec<IpNet>> = except.collect();
             return match (parse(&block.cidr), except) {
                 (Some(cidr), Some(except)) => Self::Block(cidr, except),
-                _ => Self::nobody(),
+                _ => Self::none(),
             };
         }
         if peer.pod_selector.is_none() && peer.namespace_selector.is_none() {
-            return Self::nobody();
+            return Self::none();
         }
         let namespaces = match &peer.namespace_selector {
             Some(selector) => Namespaces::Selected(Selector::from_label_selector(Some(selector))),
@@ -204,7 +204,7 @@ impl Peer {
         })
     }
 
-    fn nobody() -> Self {
+    fn none() -> Self {
         Self::Pods(PodQuery {
             namespaces: Namespaces::Selected(Selector::nothing()),
             pods: Selector::nothing(),

@@ -152,9 +152,9 @@ async fn collected(
 fn networks_of_object(object: &Object) -> Vec<Network> {
     let field = |outer: &str, inner: &str| object.get(outer).and_then(|o| o.get(inner)).cloned();
     let conditions = field("status", "conditions").unwrap_or_default();
-    let mut told = conditions.as_array().into_iter().flatten();
-    let told = told.find(|condition| condition["type"] == "Ready");
-    if told.is_some_and(|told| told["status"] != "True") || meta::is_deleting(object) {
+    let mut reported = conditions.as_array().into_iter().flatten();
+    let reported = reported.find(|condition| condition["type"] == "Ready");
+    if reported.is_some_and(|reported| reported["status"] != "True") || meta::is_deleting(object) {
         return Vec::new();
     }
     named(object)

@@ -505,8 +505,9 @@ mod tests {
     #[test]
     fn invalid_addresses_and_addresses_outside_all_service_cidrs_are_reported() {
         let networks = [Network::parse("10.43.0.0/16").unwrap()];
-        let told = |address: &str| beyond_repair(address, &networks).map(|b| (b.reason, b.note));
-        assert_eq!(told("10.43.0.9"), None);
+        let messages =
+            |address: &str| beyond_repair(address, &networks).map(|b| (b.reason, b.note));
+        assert_eq!(messages("10.43.0.9"), None);
         let outside = "Cluster IP [IPv4]: 10.44.0.9 is not within any configured Service CIDR; please recreate service";
         let cases = [
             ("10.44.0.9", "ClusterIPOutOfRange", outside),
@@ -517,7 +518,7 @@ mod tests {
             ),
         ];
         for (address, reason, note) in cases {
-            assert_eq!(told(address), Some((reason, note.to_owned())));
+            assert_eq!(messages(address), Some((reason, note.to_owned())));
         }
     }
 }

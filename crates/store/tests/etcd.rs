@@ -481,11 +481,11 @@ async fn bad_endpoints_are_refused_by_name() {
             "{refused:?}"
         );
     }
-    let nobody = Config {
+    let unreachable = Config {
         endpoints: vec!["http://127.0.0.1:1".into()],
         ..everything()
     };
-    let refused: Result<Arc<Etcd<Plain>>, _> = nobody.connect(Plain).await;
+    let refused: Result<Arc<Etcd<Plain>>, _> = unreachable.connect(Plain).await;
     let Err(Error::Unavailable(why)) = refused.map(drop) else {
         panic!("nobody answers there")
     };

@@ -76,8 +76,11 @@ fn a_cluster_moves_to_etcd_and_back_with_its_revisions() {
     server.start();
     assert_eq!(version(&server, "before"), before);
     assert!(newest(&server) > seen);
-    let told = watch_from(&server, seen);
-    assert!(told.contains("410") || told.contains("too old"), "{told}");
+    let reported = watch_from(&server, seen);
+    assert!(
+        reported.contains("410") || reported.contains("too old"),
+        "{reported}"
+    );
     create(&server, "in-etcd");
     let in_etcd = version(&server, "in-etcd");
     assert!(in_etcd > seen);
@@ -100,8 +103,11 @@ fn a_cluster_moves_to_etcd_and_back_with_its_revisions() {
     assert_eq!(version(&server, "in-etcd"), in_etcd);
     create(&server, "after");
     assert!(version(&server, "after") > seen);
-    let told = watch_from(&server, in_etcd);
-    assert!(told.contains("410") || told.contains("too old"), "{told}");
+    let reported = watch_from(&server, in_etcd);
+    assert!(
+        reported.contains("410") || reported.contains("too old"),
+        "{reported}"
+    );
 }
 
 /// Kills migrations with SIGKILL, each a little later, until one has completed.

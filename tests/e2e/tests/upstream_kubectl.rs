@@ -224,8 +224,8 @@ fn the_ordinary_kubectl_edits_describes_and_asks() {
     );
 
     assert_eq!(world.ok(&["auth", "can-i", "delete", "pods"]).trim(), "yes");
-    let nobody = ["auth", "can-i", "delete", "pods", "--as=nobody"];
-    assert_eq!(world.run(&nobody).stdout.trim(), "no");
+    let can_i = ["auth", "can-i", "delete", "pods", "--as=nobody"];
+    assert_eq!(world.run(&can_i).stdout.trim(), "no");
     let resources = world.ok(&["api-resources"]);
     assert!(
         resources.contains("deployments") && resources.contains("greetings"),

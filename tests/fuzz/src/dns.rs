@@ -29,14 +29,14 @@ pub(crate) const COREFILES: &[&str] = &[
 ];
 
 static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| {
-    let nobody = tower::service_fn(|_: http::Request<Body>| async {
+    let unreachable = tower::service_fn(|_: http::Request<Body>| async {
         Ok::<_, Infallible>(http::Response::new(Body::empty()))
     });
     let runtime = tokio::runtime::Builder::new_current_thread().build();
     // A client needs a runtime to be created; it is never used.
     let runtime = runtime.unwrap_or_else(|error| panic!("no runtime: {error}"));
     let _inside = runtime.enter();
-    let cluster = Cluster::offline(&kube::Client::new(nobody, "default"));
+    let cluster = Cluster::offline(&kube::Client::new(unreachable, "default"));
     let put = |name: &str, ip: &str| {
         let metadata = json!({"name": name, "namespace": "default", "uid": name});
         let spec = json!({"clusterIP": ip, "ports": [{"name": "http", "port": 80}]});

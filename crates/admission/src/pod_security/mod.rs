@@ -249,7 +249,7 @@ impl PodSecurity {
     ) -> Result<(), Status> {
         let name = attributes.name;
         let (_, pods) = attributes.reader.list("", "pods", name).await?;
-        let mut told: std::collections::BTreeMap<String, Vec<String>> = Default::default();
+        let mut reported: std::collections::BTreeMap<String, Vec<String>> = Default::default();
         for pod in pods.iter().take(MOST_PODS) {
             let pod = Value::Object(pod.parse());
             let class = tree::text(&pod["spec"]["runtimeClassName"]);
@@ -260,7 +260,7 @@ impl PodSecurity {
             let reasons: Vec<String> = reasons.collect();
             if !reasons.is_empty() {
                 let who = tree::text(&pod["metadata"]["name"]).to_owned();
-                told.entry(reasons.join(", ")).or_default().push(who);
+                reported.entry(reasons.join(", ")).or_default().push(who);
             }
         }
         if pods.len() > MOST_PODS {
@@ -269,13 +269,13 @@ impl PodSecurity {
                 pods.len()
             ));
         }
-        if told.is_empty() {
+        if reported.is_empty() {
             return Ok(());
         }
         attributes.effects.warn(format!(
             "existing pods in namespace {name:?} violate the new PodSecurity enforce level \"{enforce}\""
         ));
-        let mut lines: Vec<String> = told
+        let mut lines: Vec<String> = reported
             .into_iter()
             .map(|(reason, pods)| {
                 let first = pods.iter().min().cloned().unwrap_or_default();
@@ -436,10 +436,10 @@ fn violations<'a>(
 
 /// The violations of a pod as a message.
 fn evaluate_standard(standard: &Standard, pod: Pod<'_>) -> Option<String> {
-    let told: Vec<String> = violations(standard, pod)
+    let reported: Vec<String> = violations(standard, pod)
         .map(|(reason, detail)| format!("{reason} ({detail})"))
         .collect();
-    (!told.is_empty()).then(|| format!("\"{standard}\": {}", told.join(", ")))
+    (!reported.is_empty()).then(|| format!("\"{standard}\": {}", reported.join(", ")))
 }
 
 fn label_errors(namespace: &Object) -> Vec<machinery::field::Error> {
@@ -616,8 +616,8 @@ mod tests {
                 "forbidden AppArmor profile (pod must not set AppArmor profile type to \"Unconfined\")",
             ),
         ] {
-            let told = violations(Level::Baseline, spec).unwrap();
-            assert_eq!(told, format!("\"baseline:latest\": {expected}"));
+            let reported = violations(Level::Baseline, spec).unwrap();
+            assert_eq!(reported, format!("\"baseline:latest\": {expected}"));
         }
         let root = json!({"containers": [], "securityContext": {"runAsUser": 0, "runAsNonRoot": true,
             "seccompProfile": {"type": "RuntimeDefault"}}, "volumes": [{"name": "v", "nfs": {}}]});

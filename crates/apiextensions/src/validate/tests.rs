@@ -302,12 +302,12 @@ fn a_status_is_checked_by_itself() {
         "spec": {"type": "object"},
         "status": {"type": "object", "properties": {"phase": {"type": "string", "maxLength": 3}, "n": {"type": "integer"}}}}});
     let schema = Schema::read(&schema);
-    let told = |status_now: Value, was: Value| -> Vec<String> {
+    let reported = |status_now: Value, was: Value| -> Vec<String> {
         let object = |status: Value| Object::from_iter([("status".to_owned(), status)]);
         let errors = status(&schema, None, None, &object(status_now), &object(was));
         errors.iter().map(ToString::to_string).collect()
     };
     let line = "status.n: Invalid value: \"string\": n in body must be of type integer: \"string\"";
-    assert_eq!(told(json!({"n": "x"}), json!({})), [line]);
-    assert!(told(json!({"phase": "long", "n": 1}), json!({"phase": "long"})).is_empty());
+    assert_eq!(reported(json!({"n": "x"}), json!({})), [line]);
+    assert!(reported(json!({"phase": "long", "n": 1}), json!({"phase": "long"})).is_empty());
 }

@@ -171,7 +171,7 @@ fn payload<S: Serializer>(payload: &Option<Payload>, serializer: S) -> Result<S:
 
 impl Event {
     pub(super) fn new(level: Level, user: Option<&User>, arrival: &Arrival<'_>) -> Self {
-        let nobody = User::default();
+        let no_user = User::default();
         let text = |name: &str| {
             let value = arrival.headers.get(name).map(http::HeaderValue::as_bytes);
             String::from_utf8_lossy(value.unwrap_or_default()).into_owned()
@@ -197,7 +197,7 @@ impl Event {
                 .path_and_query()
                 .map_or_else(|| arrival.uri.path().to_owned(), ToString::to_string),
             verb: arrival.info.verb,
-            user: user.unwrap_or(&nobody).into(),
+            user: user.unwrap_or(&no_user).into(),
             impersonated_user: None,
             authentication_metadata: None,
             source_ips: sources(arrival),

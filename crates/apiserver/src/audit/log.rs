@@ -31,7 +31,7 @@ struct Figures {
     written: AtomicU64,
     lost: AtomicU64,
     /// Whether dropped events have been logged since the last event that was queued.
-    told: AtomicBool,
+    has_logged: AtomicBool,
 }
 
 impl Log {
@@ -47,7 +47,7 @@ impl Log {
                 match line.and_then(|line| file.write(&line)) {
                     Ok(()) => {
                         mine.written.fetch_add(1, Ordering::Relaxed);
-                        mine.told.store(false, Ordering::Relaxed);
+                        mine.has_logged.store(false, Ordering::Relaxed);
                     }
                     Err(error) => mine.lose(&error.to_string()),
                 }
@@ -85,7 +85,7 @@ impl Log {
 impl Figures {
     fn lose(&self, why: &str) {
         let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
-        if !self.told.swap(true, Ordering::Relaxed) {
+        if !self.has_logged.swap(true, Ordering::Relaxed) {
             tracing::error!(lost, why, "audit event lost");
         }
     }

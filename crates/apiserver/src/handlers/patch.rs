@@ -104,7 +104,7 @@ impl Received {
             let merges = self.media == MERGE && !strict;
             unreadable(if merges { NO_MERGE.to_owned() } else { why })
         })?;
-        let mut told = findings.sentences().to_vec();
+        let mut field_errors = findings.sentences().to_vec();
         let object = |tree: Value| match tree {
             Value::Object(object) => Ok(object),
             Value::Null => Ok(Object::new()),
@@ -132,18 +132,19 @@ impl Received {
             STRATEGIC => Patch::Strategic(object(tree)?),
             _ => {
                 let unknown = patch::json::check(&tree, strict).map_err(unreadable)?;
-                told = told.into_iter().chain(unknown).collect();
-                told.iter_mut()
+                field_errors = field_errors.into_iter().chain(unknown).collect();
+                field_errors
+                    .iter_mut()
                     .for_each(|sentence| sentence.insert_str(0, "json patch "));
                 Patch::Json(tree)
             }
         };
-        Ok((patch, if strict { told } else { Vec::new() }))
+        Ok((patch, if strict { field_errors } else { Vec::new() }))
     }
 
     /// Applies the patch to an object.
     pub(crate) fn apply(&self, target: &Target<'_>, old: &Object) -> Result<Patched, Status> {
-        let (mut patch, mut told) = self.parse()?;
+        let (mut patch, mut field_errors) = self.parse()?;
         let patched = patch.apply(target.schema(), old)?;
         let custom = matches!(target, Target::Resource(resource) if resource.custom);
         let invalid = |why: String| invalid(&patch, &patched, custom, why);
@@ -180,15 +181,15 @@ impl Received {
         if let Target::Resource(resource) = target {
             resource.name_kind(&mut object);
         }
-        told.extend_from_slice(findings.sentences());
+        field_errors.extend_from_slice(findings.sentences());
         let warnings = match self.validation {
             FieldValidation::Ignore => Vec::new(),
-            FieldValidation::Warn => told,
-            FieldValidation::Strict if told.is_empty() => told,
+            FieldValidation::Warn => field_errors,
+            FieldValidation::Strict if field_errors.is_empty() => field_errors,
             FieldValidation::Strict => {
                 return Err(invalid(format!(
                     "strict decoding error: {}",
-                    told.join(", ")
+                    field_errors.join(", ")
                 )));
             }
         };

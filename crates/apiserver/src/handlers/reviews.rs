@@ -139,9 +139,9 @@ impl ReviewRequest<'_> {
 
 fn validate(resource: &Resource, review: &Object) -> Result<(), Status> {
     let about = match resource.plural.as_str() {
-        "selfsubjectaccessreviews" => Some(About::Oneself),
-        "subjectaccessreviews" => Some(About::Somebody),
-        "localsubjectaccessreviews" => Some(About::Here),
+        "selfsubjectaccessreviews" => Some(About::Requester),
+        "subjectaccessreviews" => Some(About::AnyUser),
+        "localsubjectaccessreviews" => Some(About::AnyUserInNamespace),
         _ => None,
     };
     if let Some(about) = about {
@@ -168,7 +168,7 @@ async fn answer(request: &Request, resource: &Resource, review: &Object) -> Resu
             namespace => rules(request, namespace),
         },
         "subjectaccessreviews" | "localsubjectaccessreviews" => {
-            may(request, &somebody(&spec), &spec).await
+            may(request, &reviewed_user(&spec), &spec).await
         }
         _ => return Err(Status::method_not_allowed()),
     })
@@ -252,7 +252,7 @@ fn refused(why: &str) -> Value {
 }
 
 /// The user that a review names.
-fn somebody(spec: &Value) -> User {
+fn reviewed_user(spec: &Value) -> User {
     let extra: BTreeMap<String, Vec<String>> = tree::entries(&spec["extra"])
         .map(|(key, values)| (key.to_string(), texts(values)))
         .collect();

@@ -252,7 +252,7 @@ struct Watcher<S> {
     reached: Revision,
     bookmarks: bool,
     /// The revision of the last bookmark or event sent.
-    told: Revision,
+    reported: Revision,
     next_bookmark: Pin<Box<Sleep>>,
     ends: Pin<Box<Sleep>>,
     stopped: Stopped,
@@ -389,7 +389,7 @@ impl<S: Sink> Watcher<S> {
             _counted: Counted::new(&resource.watchers),
             mark: options.mark,
             reached: after,
-            told: after,
+            reported: after,
             bookmarks: options.bookmarks,
             next_bookmark: Box::pin(tokio::time::sleep(BOOKMARK_EVERY)),
             ends: Box::pin(tokio::time::sleep(options.lasts)),
@@ -432,14 +432,14 @@ impl<S: Sink> Watcher<S> {
     /// A bookmark, if the client wants them and has not got this revision.
     fn news(&mut self) -> Option<S::Burst> {
         let mut out = S::default();
-        if self.bookmarks && self.reached > self.told {
+        if self.bookmarks && self.reached > self.reported {
             self.bookmark(false, &mut out);
         }
         out.burst()
     }
 
     fn bookmark(&mut self, initial_end: bool, out: &mut S) {
-        self.told = self.reached;
+        self.reported = self.reached;
         out.bookmark(&mut self.encoder, self.reached, initial_end);
     }
 
@@ -481,7 +481,7 @@ impl<S: Sink> Watcher<S> {
             (Some(object), None) => (Change::Deleted, Arc::new(object.at(event.revision))),
         };
         out.event(&mut self.encoder, change, &object);
-        self.told = event.revision;
+        self.reported = event.revision;
     }
 }
 

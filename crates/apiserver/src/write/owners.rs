@@ -66,9 +66,9 @@ mod tests {
         let mut object = object.as_object().unwrap().clone();
         let effects = Effects::default();
         without_duplicates(&mut object, Stage::AfterAdmission, &effects);
-        let told = effects.take_warnings();
-        assert!(told[0].contains("entries after mutating admission happens;"));
-        assert!(told[0].ends_with("duplicate UID(s) observed: a"));
+        let warnings = effects.take_warnings();
+        assert!(warnings[0].contains("entries after mutating admission happens;"));
+        assert!(warnings[0].ends_with("duplicate UID(s) observed: a"));
         let kept = json!([owner("a", true), owner("b", false), owner("a", false)]);
         assert_eq!(object["metadata"]["ownerReferences"], kept);
         without_duplicates(&mut object, Stage::Request, &effects);

@@ -74,8 +74,8 @@ async fn managers_share_an_object_and_meet_in_conflicts() {
         again.json()["metadata"]["resourceVersion"],
         less.json()["metadata"]["resourceVersion"]
     );
-    let nobody = apply(&server, &path, "", map(json!({}))).await;
-    assert_eq!(nobody.code, 422, "{}", nobody.body);
+    let without_manager = apply(&server, &path, "", map(json!({}))).await;
+    assert_eq!(without_manager.code, 422, "{}", without_manager.body);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -221,13 +221,13 @@ async fn approval_of_a_definition_in_a_group_of_kubernetes_is_a_condition() {
     let path = make(&server, definition).await;
     let kind = "KubernetesAPIApprovalPolicyConformant";
     let said = |answer: &Raw| condition(&answer.json(), kind);
-    let told = until(&server, &path, |answer| said(answer).is_some()).await;
+    let reported = until(&server, &path, |answer| said(answer).is_some()).await;
     let expected = [
         "False",
         "UnapprovedAnnotation",
         "not approved: \"unapproved, a trial\"",
     ];
-    assert_eq!(said(&told).unwrap(), expected);
+    assert_eq!(said(&reported).unwrap(), expected);
     let body = r#"{"metadata":{"annotations":{"api-approved.kubernetes.io":"https://a.b/c"}}}"#;
     patch(&server, &path, body).await;
     until(&server, &path, |answer| {

@@ -63,8 +63,8 @@ async fn a_diagnosis_is_read_with_a_right_of_its_own_and_only_for_pods_that_wait
         assert_eq!(answer.code, code, "{method} {path}: {}", answer.body);
         assert_eq!(answer.json()["kind"], "Status");
     }
-    let nobody = User::new("somebody", ["system:authenticated"]);
-    let refused = send(&server, nobody, "GET", &path, &[], "").await;
+    let stranger = User::new("somebody", ["system:authenticated"]);
+    let refused = send(&server, stranger, "GET", &path, &[], "").await;
     assert_eq!(refused.code, 403);
     let message = refused.json()["message"].as_str().unwrap().to_owned();
     let wanted = "cannot get resource \"pods\" in API group \"diagnostics.mainstay.dev\"";

@@ -364,7 +364,7 @@ impl Subject<'_> {
     }
 
     /// The watch events of the object since a revision, until its deletion.
-    async fn told_since(&self, since: &str) -> Vec<String> {
+    async fn event_types_since(&self, since: &str) -> Vec<String> {
         let name = self.sample["metadata"]["name"].as_str().unwrap();
         let path = format!(
             "{}?watch=1&resourceVersion={since}&fieldSelector=metadata.name%3D{name}",
@@ -375,18 +375,18 @@ impl Subject<'_> {
         let request = http::Request::get(&path).body(empty).unwrap();
         let response = self.server.server.connect(user).call(request).await;
         let mut body = response.unwrap().into_body();
-        let (mut text, mut told) = (Vec::new(), Vec::<String>::new());
-        while told.last().is_none_or(|kind| kind != "DELETED") {
+        let (mut text, mut event_types) = (Vec::new(), Vec::<String>::new());
+        while event_types.last().is_none_or(|kind| kind != "DELETED") {
             let frame = tokio::time::timeout(Duration::from_secs(20), body.frame()).await;
             let frame = frame.expect(&path).expect(&path).unwrap();
             text.extend_from_slice(&frame.into_data().unwrap());
             while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = text.drain(..=end).collect();
                 let event: Value = machinery::json::from_slice(&line).unwrap();
-                told.push(event["type"].as_str().unwrap().to_owned());
+                event_types.push(event["type"].as_str().unwrap().to_owned());
             }
         }
-        told
+        event_types
     }
 
     async fn lives_its_life(&self, has_status: bool) {
@@ -404,13 +404,21 @@ impl Subject<'_> {
             self.has_a_status().await;
         }
         self.is_deleted(false).await;
-        let told = self.told_since(&since).await;
+        let event_types = self.event_types_since(&since).await;
         let path = &self.path;
-        assert_eq!(told.first().map(String::as_str), Some("ADDED"), "{path}");
+        assert_eq!(
+            event_types.first().map(String::as_str),
+            Some("ADDED"),
+            "{path}"
+        );
         // An update and four patches.
         assert!(
-            told.iter().filter(|kind| *kind == "MODIFIED").count() >= 5,
-            "{path}: {told:?}"
+            event_types
+                .iter()
+                .filter(|kind| *kind == "MODIFIED")
+                .count()
+                >= 5,
+            "{path}: {event_types:?}"
         );
         for form in [YAML, PROTOBUF] {
             self.is_created(form).await;

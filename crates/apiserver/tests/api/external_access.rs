@@ -15,7 +15,7 @@ use machinery::json::{Value, from_str, json};
 
 use crate::{
     hook_server::{Hook, Reply},
-    security::regressions::{nobody, over_tls},
+    security::regressions::{over_tls, without_credentials},
     support::{Server, eventually},
 };
 
@@ -27,7 +27,15 @@ async fn who(server: &Server, token: &str) -> Result<Value, u16> {
         ("content-type", "application/json"),
     ];
     let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-    let answer = over_tls(server, nobody(server), "POST", path, &headers, "{}").await;
+    let answer = over_tls(
+        server,
+        without_credentials(server),
+        "POST",
+        path,
+        &headers,
+        "{}",
+    )
+    .await;
     let answer = answer.unwrap();
     match answer.code {
         201 => Ok(answer.json()["status"]["userInfo"].clone()),
@@ -85,7 +93,7 @@ async fn tokens_of_a_configured_issuer_name_users() {
     assert_eq!(who(&server, &wrong).await, Err(401));
     assert_eq!(who(&server, "no-token-at-all").await, Err(401));
     for (path, code) in [("/livez", 200), ("/version", 401)] {
-        let answer = over_tls(&server, nobody(&server), "GET", path, &[], "").await;
+        let answer = over_tls(&server, without_credentials(&server), "GET", path, &[], "").await;
         assert_eq!(answer.unwrap().code, code, "{path} without credentials");
     }
 }
@@ -134,7 +142,15 @@ async fn server_with_eve(options: impl FnOnce(&mut authz::Options, &Path)) -> Se
 async fn list(server: &Server, namespace: &str) -> (u16, String) {
     let headers = [("authorization", "Bearer secret")];
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
-    let answer = over_tls(server, nobody(server), "GET", &path, &headers, "").await;
+    let answer = over_tls(
+        server,
+        without_credentials(server),
+        "GET",
+        &path,
+        &headers,
+        "",
+    )
+    .await;
     let answer = answer.unwrap();
     (answer.code, answer.body)
 }
@@ -200,7 +216,15 @@ async fn a_configured_webhook_has_conditions_and_a_policy_for_failures() {
     drop(hook);
     // `/version` is no resource: the match conditions are false and RBAC decides.
     let headers = [("authorization", "Bearer secret")];
-    let version = over_tls(&server, nobody(&server), "GET", "/version", &headers, "").await;
+    let version = over_tls(
+        &server,
+        without_credentials(&server),
+        "GET",
+        "/version",
+        &headers,
+        "",
+    )
+    .await;
     assert_eq!(version.unwrap().code, 200);
     assert_eq!(
         who(&server, "secret").await,

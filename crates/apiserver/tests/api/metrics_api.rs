@@ -126,9 +126,9 @@ async fn usage_is_shown_in_every_form_and_refused_as_everything_is() {
     }
     let watched = get(&server, "/nodes?watch=true").await;
     assert_eq!(watched.code, 405, "{}", watched.body);
-    let nobody = User::new("nobody", ["system:authenticated"]);
+    let stranger = User::new("nobody", ["system:authenticated"]);
     let path = format!("{METRICS}/nodes");
-    let refused = send(&server, nobody, "GET", &path, &[], "").await;
+    let refused = send(&server, stranger, "GET", &path, &[], "").await;
     assert_eq!(refused.code, 403, "{}", refused.body);
 }
 

@@ -229,8 +229,8 @@ async fn an_eviction_needs_a_disruption_of_its_budget() {
         async move {
             let status = json!({"status": {"disruptionsAllowed": count, "currentHealthy": 2,
                 "desiredHealthy": 1, "expectedPods": 2, "observedGeneration": 1}});
-            let told = admin(server, "PATCH", &format!("{budgets}/web/status"), status).await;
-            assert_eq!(told.code, 200, "{}", told.body);
+            let patched = admin(server, "PATCH", &format!("{budgets}/web/status"), status).await;
+            assert_eq!(patched.code, 200, "{}", patched.body);
         }
     };
     let evict = |name: &'static str, query: &'static str| {
@@ -393,9 +393,17 @@ async fn a_service_account_gets_tokens_that_work() {
     assert_eq!(nowhere.json()["message"], "target.name: Required value");
     let short = admin(&server, "POST", path, ask(60)).await;
     assert_eq!(short.code, 422, "{}", short.body);
-    let nobody = User::new("nobody", [""; 0]);
+    let stranger = User::new("nobody", [""; 0]);
     let media = [("content-type", "application/json")];
-    let refused = send(&server, nobody, "POST", path, &media, ask(3600).to_string()).await;
+    let refused = send(
+        &server,
+        stranger,
+        "POST",
+        path,
+        &media,
+        ask(3600).to_string(),
+    )
+    .await;
     assert_eq!(refused.code, 403);
     let none = "/api/v1/namespaces/default/serviceaccounts/none/token";
     assert_eq!(admin(&server, "POST", none, ask(3600)).await.code, 404);

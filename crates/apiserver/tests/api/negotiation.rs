@@ -184,14 +184,14 @@ async fn old_kinds_owners_named_twice_and_pods_left_behind_are_warned_about() {
     let owner = json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "o", "uid": "u-1"});
     let twice = json!({"metadata": {"name": "twice", "ownerReferences": [owner, owner]}});
     let made = admin(&server, "POST", MAPS, twice).await;
-    let told = warnings(&made);
+    let reported = warnings(&made);
     assert!(
-        told[0].contains("contains duplicate entries; API server dedups"),
-        "{told:?}"
+        reported[0].contains("contains duplicate entries; API server dedups"),
+        "{reported:?}"
     );
     assert!(
-        told[0].ends_with("duplicate UID(s) observed: u-1\""),
-        "{told:?}"
+        reported[0].ends_with("duplicate UID(s) observed: u-1\""),
+        "{reported:?}"
     );
     assert_eq!(made.json()["metadata"]["ownerReferences"], json!([owner]));
     let patch = json!([{"op": "add", "path": "/metadata/ownerReferences/-", "value": owner}]);

@@ -12,7 +12,7 @@ use machinery::json::{Value, json};
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::{
-    security::regressions::{nobody, over_tls},
+    security::regressions::{over_tls, without_credentials},
     support::{Server, admin, send},
 };
 
@@ -66,7 +66,15 @@ async fn bearer(server: &Server, token: &str) -> u16 {
     let value = format!("Bearer {token}");
     let headers = [("authorization", value.as_str())];
     let path = format!("/apis/apps/v1?token={QUERY}");
-    let answer = over_tls(server, nobody(server), "GET", &path, &headers, "").await;
+    let answer = over_tls(
+        server,
+        without_credentials(server),
+        "GET",
+        &path,
+        &headers,
+        "",
+    )
+    .await;
     answer.unwrap().code
 }
 
@@ -153,9 +161,16 @@ async fn no_secret_token_or_key_is_ever_logged() {
         [("cookie", PASSWORD)],
     ] {
         let path = "/api/v1/nodes";
-        over_tls(&server, nobody(&server), "GET", path, &headers, "")
-            .await
-            .unwrap();
+        over_tls(
+            &server,
+            without_credentials(&server),
+            "GET",
+            path,
+            &headers,
+            "",
+        )
+        .await
+        .unwrap();
     }
     let review = json!({"kind": "TokenReview", "apiVersion": "authentication.k8s.io/v1",
                         "spec": {"token": WRONG_TOKEN}});

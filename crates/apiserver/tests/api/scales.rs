@@ -138,10 +138,13 @@ async fn an_object_without_a_version_has_nothing() {
         let why =
             "the name of the object (d based on URL) was undeterminable: name must be provided";
         assert_eq!(refused.json()["message"], why);
-        let told = refused.headers.get_all("warning");
-        let told: Vec<&str> = told.iter().map(|told| told.to_str().unwrap()).collect();
+        let reported = refused.headers.get_all("warning");
+        let reported: Vec<&str> = reported
+            .iter()
+            .map(|reported| reported.to_str().unwrap())
+            .collect();
         let unknown = |field: &str| format!("299 - \"unknown field \\\"{field}\\\"\"");
-        assert_eq!(told, ["metadata", "spec", "status"].map(unknown));
+        assert_eq!(reported, ["metadata", "spec", "status"].map(unknown));
     }
 }
 

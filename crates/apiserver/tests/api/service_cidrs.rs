@@ -25,8 +25,8 @@ async fn tell(server: &Server, range: &str, ready: bool) {
     let condition = json!({"type": "Ready", "status": if ready { "True" } else { "False" },
         "reason": "Told", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
     let status = json!({"status": {"conditions": [condition]}});
-    let told = admin(server, "PATCH", &format!("{RANGES}/{range}/status"), status).await;
-    assert_eq!(told.code, 200, "{}", told.body);
+    let reported = admin(server, "PATCH", &format!("{RANGES}/{range}/status"), status).await;
+    assert_eq!(reported.code, 200, "{}", reported.body);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -226,20 +226,20 @@ async fn leaked_addresses_are_released_with_an_event() {
         assert_eq!(made.code, 201, "{}", made.body);
     }
     let events = "/api/v1/namespaces/default/events?fieldSelector=involvedObject.kind%3DIPAddress";
-    let told = eventually(|| async {
+    let reported = eventually(|| async {
         clock.advance(std::time::Duration::from_secs(61));
         let events = admin(&server, "GET", events, Value::Null).await.json();
-        let told = events["items"].as_array().unwrap().clone();
-        (told.len() == 2).then_some(told)
+        let reported = events["items"].as_array().unwrap().clone();
+        (reported.len() == 2).then_some(reported)
     })
     .await;
-    let mut told: Vec<&str> = told
+    let mut reported: Vec<&str> = reported
         .iter()
         .map(|event| event["message"].as_str().unwrap())
         .collect();
-    told.sort_unstable();
+    reported.sort_unstable();
     assert_eq!(
-        told,
+        reported,
         [
             "IPAddress: 10.43.0.61 for Service default/gone appears to have leaked: cleaning up",
             "IPAddress: 10.43.0.62 for Service default/web has a wrong reference; cleaning up",
@@ -265,13 +265,13 @@ async fn an_address_whose_range_went_is_told_of_once() {
     let gone = admin(&server, "DELETE", &path, Value::Null).await;
     assert_eq!(gone.code, 200, "{}", gone.body);
     let events = "/api/v1/namespaces/default/events?fieldSelector=involvedObject.kind%3DService";
-    let told = || async {
+    let reported = || async {
         let events = admin(&server, "GET", events, Value::Null).await.json();
         events["items"].as_array().unwrap().clone()
     };
     eventually(|| async {
         clock.advance(std::time::Duration::from_secs(61));
-        (!told().await.is_empty()).then_some(())
+        (!reported().await.is_empty()).then_some(())
     })
     .await;
     // A leaked address that is freed later shows that another repair pass has run.
@@ -286,15 +286,15 @@ async fn an_address_whose_range_went_is_told_of_once() {
         (read.code == 404).then_some(())
     })
     .await;
-    let told = told().await;
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert_eq!(told[0]["reason"], "ClusterIPOutOfRange");
+    let reported = reported().await;
+    assert_eq!(reported.len(), 1, "{reported:?}");
+    assert_eq!(reported[0]["reason"], "ClusterIPOutOfRange");
     assert_eq!(
-        told[0]["message"],
+        reported[0]["message"],
         "Cluster IP [IPv4]: 10.99.0.7 is not within any configured Service CIDR; please recreate service"
     );
     assert_eq!(
-        told[0]["reportingComponent"],
+        reported[0]["reportingComponent"],
         "ipallocator-repair-controller"
     );
 }

@@ -285,8 +285,8 @@ async fn a_service_proxy_reaches_a_ready_endpoint() {
     )
     .await;
     assert_eq!(made.code, 201, "{}", made.body);
-    let nobody = admin(&server, "GET", path, Value::Null).await;
-    assert_eq!(nobody.code, 503, "the addresses are no pod's yet");
+    let unavailable = admin(&server, "GET", path, Value::Null).await;
+    assert_eq!(unavailable.code, 503, "the addresses are no pod's yet");
     let pod = json!({"metadata": {"name": "web-1"}, "spec": {"containers": [
         {"name": "a", "image": "i"}]}});
     let made = admin(&server, "POST", PODS, pod).await;

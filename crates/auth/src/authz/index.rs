@@ -383,12 +383,12 @@ mod tests {
     #[test]
     fn anonymous_users_see_health_and_version_and_authenticated_ones_discovery() {
         let index = Index::new(&defaults());
-        let nobody = Ask(&index, User::anonymous());
+        let anonymous = Ask(&index, User::anonymous());
         for path in ["/healthz", "/livez", "/readyz", "/version"] {
-            assert!(nobody.may(&format!("get {path}")), "{path}");
+            assert!(anonymous.may(&format!("get {path}")), "{path}");
         }
         for path in ["/api", "/apis", "/openapi/v3", "/metrics"] {
-            assert!(!nobody.may(&format!("get {path}")), "{path}");
+            assert!(!anonymous.may(&format!("get {path}")), "{path}");
         }
         let eve = Ask(&index, User::new("eve", [""; 0]));
         assert!(eve.may("get /api") && eve.may("get /apis/apps/v1"));

@@ -319,9 +319,9 @@ mod tests {
                     "volumeClaimTemplates": [{{"metadata": {{"name": "v"}}, "spec": {{{selector}}}}}]}}}}"#
             ))
         };
-        let told = |new: &str, old: &str| lines(validate_update(&set(new), &set(old), None));
-        assert_eq!(told(r#""accessModes": []"#, ""), [""; 0]);
-        let refused = told(r#""selector": {}"#, "");
+        let reported = |new: &str, old: &str| lines(validate_update(&set(new), &set(old), None));
+        assert_eq!(reported(r#""accessModes": []"#, ""), [""; 0]);
+        let refused = reported(r#""selector": {}"#, "");
         assert!(refused[0].starts_with("spec: Forbidden: updates to statefulset spec"));
     }
 

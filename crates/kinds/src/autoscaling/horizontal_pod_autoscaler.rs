@@ -307,27 +307,36 @@ mod tests {
             json!({"maxReplicas": 1,
             "scaleTargetRef": {"apiVersion": version, "kind": kind, "name": "x"}})
         };
-        let told =
+        let reported =
             |spec: &Value, old: Option<&Value>| crate::testing::lines(validate_spec(spec, old));
         let line = "spec.scaleTargetRef.apiVersion: Invalid value: \"v1\": apiVersion must specify API group";
-        assert_eq!(told(&spec("v1", "ReplicationController"), None), [""; 0]);
-        assert_eq!(told(&spec("", "ReplicationController"), None), [""; 0]);
-        assert_eq!(told(&spec("v1", "Pod"), None), [line]);
-        assert_eq!(told(&spec("v1", "Pod"), Some(&spec("v1", "Pod"))), [""; 0]);
+        assert_eq!(
+            reported(&spec("v1", "ReplicationController"), None),
+            [""; 0]
+        );
+        assert_eq!(reported(&spec("", "ReplicationController"), None), [""; 0]);
+        assert_eq!(reported(&spec("v1", "Pod"), None), [line]);
+        assert_eq!(
+            reported(&spec("v1", "Pod"), Some(&spec("v1", "Pod"))),
+            [""; 0]
+        );
         let other = Some(spec("v1", "ReplicationController"));
-        assert_eq!(told(&spec("v1", "Pod"), other.as_ref()), [line]);
-        assert_eq!(told(&spec("a/b/c", "ReplicationController"), None).len(), 1);
+        assert_eq!(reported(&spec("v1", "Pod"), other.as_ref()), [line]);
+        assert_eq!(
+            reported(&spec("a/b/c", "ReplicationController"), None).len(),
+            1
+        );
     }
 
     #[test]
     fn scaling_to_zero_needs_an_object_or_external_metric() {
-        let told = |kind: &str| {
+        let reported = |kind: &str| {
             let spec = json!({"minReplicas": 0, "maxReplicas": 1, "scaleTargetRef": {"kind": "D", "name": "d"},
                 "metrics": [{"type": kind}]});
             crate::testing::lines(validate_spec(&spec, None))
         };
         let line = "spec.metrics: Forbidden: must specify at least one Object or External metric to support scaling to zero replicas";
-        assert!(told("Resource").contains(&line.to_owned()));
-        assert!(!told("External").contains(&line.to_owned()));
+        assert!(reported("Resource").contains(&line.to_owned()));
+        assert!(!reported("External").contains(&line.to_owned()));
     }
 }

@@ -291,20 +291,23 @@ mod tests {
 
     #[test]
     fn a_metric_has_exactly_the_source_of_its_type() {
-        let told = |metric: Value| {
+        let reported = |metric: Value| {
             let mut errors = Vec::new();
             check_metric(&metric, ApiVersion::Valid, &Path::new("m"), &mut errors);
             lines(errors)
         };
         let cpu =
             json!({"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 50}});
-        assert_eq!(told(json!({"type": "Resource", "resource": cpu})), [""; 0]);
         assert_eq!(
-            told(json!({"type": "Pods", "resource": cpu})),
+            reported(json!({"type": "Resource", "resource": cpu})),
+            [""; 0]
+        );
+        assert_eq!(
+            reported(json!({"type": "Pods", "resource": cpu})),
             ["m.pods: Required value: must populate information for the given metric source"]
         );
         assert_eq!(
-            told(
+            reported(
                 json!({"type": "External", "external": {"metric": {"name": "x"}, "target": {"type": "Value", "value": "-1"}}})
             ),
             ["m.external.target.value: Invalid value: \"-1\": must be positive"]

@@ -685,12 +685,12 @@ mod tests {
                 r#"{{"metadata": {{"labels": {{"a": "b"}}}}, "spec": {{"containers": [{{"name": "c", "image": "i"}}]{fields}}}}}"#
             )
         };
-        let told = said_of_change(false, &of(""), &of(r#", "hostname": "h""#)).join(" ");
+        let reported = said_of_change(false, &of(""), &of(r#", "hostname": "h""#)).join(" ");
         assert!(
-            told.starts_with(
+            reported.starts_with(
                 r#"t: Invalid value: {"labels":{"a":"b"},"Spec":{"Volumes":null,"InitContainers":null,"Containers":[{"Name":"c","Image":"i","#
-            ) && told.ends_with(": field is immutable"),
-            "{told}"
+            ) && reported.ends_with(": field is immutable"),
+            "{reported}"
         );
         // An empty struct differs from an absent one; an empty list does not.
         assert_eq!(
@@ -720,10 +720,11 @@ mod tests {
             ("", r#", "hostname": "h""#, 1),
         ];
         for (old, new, expected) in cases {
-            let told = said_of_change(true, &of(old), &of(new));
-            assert_eq!(told.len(), expected, "{old} → {new}: {told:?}");
+            let reported = said_of_change(true, &of(old), &of(new));
+            assert_eq!(reported.len(), expected, "{old} → {new}: {reported:?}");
             assert!(
-                told.iter()
+                reported
+                    .iter()
                     .all(|line| line.starts_with("t.spec: Invalid value: {\"Volumes\":null"))
             );
         }

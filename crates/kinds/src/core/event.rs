@@ -368,10 +368,10 @@ mod tests {
     #[test]
     fn events_with_an_event_time_need_a_reporting_controller() {
         let core = object(&format!(r#"{{{DATED}}}"#));
-        let told = lines((KIND.validate_create)(&core));
-        assert_eq!(told[0], "reportingComponent: Required value");
+        let messages = lines((KIND.validate_create)(&core));
+        assert_eq!(messages[0], "reportingComponent: Required value");
         assert_eq!(
-            told[1],
+            messages[1],
             r#"reportingComponent: Invalid value: "": name part must be non-empty"#
         );
         let undated =

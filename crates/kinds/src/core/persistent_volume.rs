@@ -455,11 +455,11 @@ mod tests {
             lines(validate_update(&old, &renamed, None))[0].starts_with("nodeAffinity: Invalid")
         );
         let moved = volume(r#""hostPath": {"path": "/b"}"#, "beta.kubernetes.io/os");
-        let told = lines(validate_update(&moved, &old, None)).join(" ");
-        assert!(told.starts_with("spec.persistentvolumesource: Forbidden: spec.persistentvolumesource is immutable after creation\n@@ -2,7 +2,7 @@\n"), "{told}");
+        let messages = lines(validate_update(&moved, &old, None)).join(" ");
+        assert!(messages.starts_with("spec.persistentvolumesource: Forbidden: spec.persistentvolumesource is immutable after creation\n@@ -2,7 +2,7 @@\n"), "{messages}");
         assert!(
-            told.contains("\n  \"HostPath\": {\n-  \"Path\": \"/a\",\n+  \"Path\": \"/b\",\n"),
-            "{told}"
+            messages.contains("\n  \"HostPath\": {\n-  \"Path\": \"/a\",\n+  \"Path\": \"/b\",\n"),
+            "{messages}"
         );
     }
 

@@ -511,9 +511,10 @@ mod tests {
             object(r#"{"spec": {"dataSourceRef": {"apiGroup": "a.b", "kind": "K", "name": "n"}}}"#);
         let mut new = object(&format!(r#"{{"spec": {{"dataSourceRef": {source}}}}}"#));
         (KIND.prepare_update)(&mut new, &old, None, &Context { now: "", user: "" });
-        let told = lines(validate_update(&new, &old, None));
+        let reported = lines(validate_update(&new, &old, None));
         assert!(
-            told.iter()
+            reported
+                .iter()
                 .any(|line| line.starts_with("spec: Forbidden: spec is immutable"))
         );
     }
@@ -524,10 +525,10 @@ mod tests {
         let spec = json!({"dataSource": {"kind": "PersistentVolumeClaim", "name": "n"},
             "dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "n", "namespace": "a.b"}});
         check_sources(&spec, false, &Path::new("spec"), &mut errors);
-        let told = lines(errors);
-        assert!(told[0].starts_with("spec.dataSourceRef.namespace: Invalid value: \"a.b\""));
+        let reported = lines(errors);
+        assert!(reported[0].starts_with("spec.dataSourceRef.namespace: Invalid value: \"a.b\""));
         assert_eq!(
-            told[1],
+            reported[1],
             "spec: Invalid value: {}: may not be specified when dataSourceRef.namespace is specified"
         );
     }

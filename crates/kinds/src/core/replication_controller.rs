@@ -141,10 +141,10 @@ mod tests {
 
     #[test]
     fn pods_of_a_controller_run_for_good() {
-        let told = |template: &str| lines(validate(&controller(template)));
-        assert_eq!(told(r#""restartPolicy": "Always""#), [""; 0]);
+        let reported = |template: &str| lines(validate(&controller(template)));
+        assert_eq!(reported(r#""restartPolicy": "Always""#), [""; 0]);
         assert_eq!(
-            told(r#""restartPolicy": "Never", "activeDeadlineSeconds": 1"#),
+            reported(r#""restartPolicy": "Never", "activeDeadlineSeconds": 1"#),
             [
                 "spec.template.spec.restartPolicy: Unsupported value: \"Never\": supported values: \"Always\"",
                 "spec.template.spec.activeDeadlineSeconds: Forbidden: activeDeadlineSeconds in ReplicationController is not Supported",

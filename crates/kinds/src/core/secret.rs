@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_certificate_without_its_frame_is_warned_about() {
-        let told = |certificate: &str, key: &str| {
+        let reported = |certificate: &str, key: &str| {
             let data = |text: &str| BASE64.encode(text);
             let secret = object(&format!(
                 r#"{{"type": "kubernetes.io/tls", "data": {{"tls.crt": "{}", "tls.key": "{}"}}}}"#,
@@ -249,17 +249,19 @@ mod tests {
         };
         let block = |label: &str| format!("-----BEGIN {label}-----\nAA==\n-----END {label}-----\n");
         let (certificate, key) = (block("CERTIFICATE"), block("EC PRIVATE KEY"));
-        assert_eq!(told(&certificate, &key), "");
+        assert_eq!(reported(&certificate, &key), "");
         assert_eq!(
-            told("x", &key),
+            reported("x", &key),
             "tls: failed to find any PEM data in certificate input"
         );
-        assert!(told(&key, &certificate).contains("PEM inputs may have been switched"));
+        assert!(reported(&key, &certificate).contains("PEM inputs may have been switched"));
         assert_eq!(
-            told(&certificate, "x"),
+            reported(&certificate, "x"),
             "tls: failed to find any PEM data in key input"
         );
-        assert!(told(&certificate, &certificate).contains("found a certificate rather than a key"));
+        assert!(
+            reported(&certificate, &certificate).contains("found a certificate rather than a key")
+        );
     }
 
     #[test]

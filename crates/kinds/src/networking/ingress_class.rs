@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn invalid_fields_are_reported_with_their_paths() {
-        let told =
+        let reported =
             |spec: &str| lines(validate(&object(&format!(r#"{{"spec": {spec}}}"#)))).join(" ");
         let cases = [
             (r#"{"controller": "example.com/a"}"#, ""),
@@ -151,7 +151,7 @@ mod tests {
             ),
         ];
         for (spec, expected) in cases {
-            assert_eq!(told(spec), expected, "{spec}");
+            assert_eq!(reported(spec), expected, "{spec}");
         }
     }
 }

@@ -114,14 +114,14 @@ mod tests {
 
     #[test]
     fn the_name_is_a_canonical_address() {
-        let told = |name: &str| (KIND.name_format)(name, false).join(" ");
-        assert_eq!(told("10.0.0.1"), "");
+        let reported = |name: &str| (KIND.name_format)(name, false).join(" ");
+        assert_eq!(reported("10.0.0.1"), "");
         assert_eq!(
-            told("2001:DB8::1"),
+            reported("2001:DB8::1"),
             r#"must be in canonical form ("2001:db8::1")"#
         );
-        assert_eq!(told("010.0.0.1"), "must not have leading 0s");
-        assert!(told("x").starts_with("must be a valid IP address"));
+        assert_eq!(reported("010.0.0.1"), "must not have leading 0s");
+        assert!(reported("x").starts_with("must be a valid IP address"));
     }
 
     #[test]

@@ -127,16 +127,16 @@ mod tests {
 
     #[test]
     fn ranges_stay_and_may_become_two() {
-        let told =
+        let reported =
             |old: &str, new: &str| lines(validate_update(&ranges(new), &ranges(old))).join(" ");
         let one = r#"["10.0.0.0/8"]"#;
-        assert_eq!(told(one, r#"["10.0.0.0/8", "2001:db8::/64"]"#), "");
+        assert_eq!(reported(one, r#"["10.0.0.0/8", "2001:db8::/64"]"#), "");
         assert_eq!(
-            told(one, r#"["11.0.0.0/8"]"#),
+            reported(one, r#"["11.0.0.0/8"]"#),
             r#"spec.cidrs[0]: Invalid value: "11.0.0.0/8": field is immutable"#
         );
         assert_eq!(
-            told(r#"["10.0.0.0/8", "2001:db8::/64"]"#, one),
+            reported(r#"["10.0.0.0/8", "2001:db8::/64"]"#, one),
             r#"spec.cidrs: Invalid value: ["10.0.0.0/8"]: field is immutable"#
         );
     }

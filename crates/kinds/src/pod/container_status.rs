@@ -135,7 +135,7 @@ mod tests {
     fn allocated_resources_status_must_name_resources_of_the_container() {
         let spec = json!({"containers": [{"name": "c", "resources": {
             "requests": {"e.io/x": "1"}, "claims": [{"name": "r", "request": "q"}, {"name": "s"}]}}]});
-        let told = |allocated: Value| {
+        let reported = |allocated: Value| {
             let status = json!({"containerStatuses": [{"name": "c", "allocatedResourcesStatus": allocated}]});
             let mut errors = Vec::new();
             check_containers(&status, &spec, &Path::new("status"), &mut errors);
@@ -143,18 +143,18 @@ mod tests {
         };
         let at = "status.containerStatuses[0].allocatedResourcesStatus";
         assert_eq!(
-            told(json!([{"name": "e.io/x"}, {"name": "claim:r/q"}, {"name": "claim:s"}])),
+            reported(json!([{"name": "e.io/x"}, {"name": "claim:r/q"}, {"name": "claim:s"}])),
             [""; 0]
         );
         assert_eq!(
-            told(json!([{"name": "e.io/y"}])),
+            reported(json!([{"name": "e.io/y"}])),
             [format!(
                 "{at}[0].name: Invalid value: \"e.io/y\": must match one of the container's resource requests"
             )]
         );
-        assert!(told(json!([{"name": "claim:r"}]))[0].contains("resource claims in a format"));
+        assert!(reported(json!([{"name": "claim:r"}]))[0].contains("resource claims in a format"));
         assert_eq!(
-            told(json!([{"name": "e.io/x", "resources": [
+            reported(json!([{"name": "e.io/x", "resources": [
                 {"resourceID": "a", "health": "Fine"}, {"resourceID": "a", "health": "Unknown", "message": ""}]}])),
             [
                 format!(

@@ -133,18 +133,18 @@ mod tests {
 
     #[test]
     fn overlapping_paths_of_a_volume_are_warned_about() {
-        let told = |volume: Value| {
+        let reported = |volume: Value| {
             let mut out = Vec::new();
             overlapping_paths(&json!([volume]), &mut out);
             out
         };
         assert_eq!(
-            told(json!({"name": "v", "configMap": {"name": "m", "items": [
+            reported(json!({"name": "v", "configMap": {"name": "m", "items": [
                 {"key": "a", "path": "x"}, {"key": "b", "path": "x/y"}, {"key": "c", "path": "xy"}]}})),
             [r#"volume "v" (ConfigMap "m"): overlapping paths: "x/y" with "x""#]
         );
         assert_eq!(
-            told(json!({"name": "v", "projected": {"sources": [
+            reported(json!({"name": "v", "projected": {"sources": [
                 {"serviceAccountToken": {"path": "t"}},
                 {"secret": {"name": "s", "items": [{"key": "k", "path": "t"}]}},
                 {}]}})),

@@ -404,12 +404,12 @@ mod tests {
 
     #[test]
     fn a_contradictory_security_context_is_printed_in_full() {
-        let told = found(
+        let reported = found(
             r#"{"spec": {"containers": [{"name": "c", "image": "i",
                 "securityContext": {"privileged": true, "allowPrivilegeEscalation": false}}]}}"#,
         );
         assert_eq!(
-            told,
+            reported,
             [
                 r#"spec.containers[0].securityContext: Invalid value: {"Capabilities":null,"Privileged":true,"SELinuxOptions":null,"WindowsOptions":null,"RunAsUser":null,"RunAsGroup":null,"RunAsNonRoot":null,"ReadOnlyRootFilesystem":null,"AllowPrivilegeEscalation":false,"ProcMount":null,"SeccompProfile":null,"AppArmorProfile":null}: cannot set `allowPrivilegeEscalation` to false and `privileged` to true"#
             ]

@@ -386,23 +386,23 @@ mod tests {
                 r#"{{"containerName": "{container}", "resourceName": "{resource}", "requestName": "{request}"}}"#
             )
         };
-        let told = |mappings: &[String], claim: &str| {
+        let reported = |mappings: &[String], claim: &str| {
             let all = mappings.join(",");
             let new = pod(&format!(
                 r#"{{"requestMappings": [{all}], "resourceClaimName": "{claim}"}}"#
             ));
             lines(validate_status(&new, &new))
         };
-        assert_eq!(told(&[mapping("c", "e.io/x", "r")], "z"), [""; 0]);
+        assert_eq!(reported(&[mapping("c", "e.io/x", "r")], "z"), [""; 0]);
         assert_eq!(
-            told(&[], ""),
+            reported(&[], ""),
             [
                 "status.extendedResourceClaimStatus.requestMappings: Required value: at least one request mapping is required",
                 "status.extendedResourceClaimStatus.resourceClaimName: Required value",
             ]
         );
         assert_eq!(
-            told(
+            reported(
                 &[mapping("c", "e.io/y", "r"), mapping("d", "e.io/x", "r")],
                 "z"
             ),
@@ -412,7 +412,7 @@ mod tests {
             ]
         );
         let twice = [mapping("c", "e.io/x", "r"), mapping("c", "e.io/x", "r")];
-        assert_eq!(told(&twice, "z").len(), 3);
+        assert_eq!(reported(&twice, "z").len(), 3);
     }
 
     #[test]

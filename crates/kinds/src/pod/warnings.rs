@@ -507,7 +507,7 @@ mod tests {
 
     #[test]
     fn each_questionable_pod_field_has_its_warning() {
-        let told = |metadata: &str, spec: &str| {
+        let reported = |metadata: &str, spec: &str| {
             warn_pod(
                 &object(&format!(
                     r#"{{"metadata": {{"name": "n", {metadata}}}, "spec": {{{spec}}}}}"#
@@ -553,12 +553,12 @@ mod tests {
             ),
         ];
         for (metadata, spec, line) in rows {
-            let all = told(metadata, &spec);
+            let all = reported(metadata, &spec);
             assert_eq!(all.len(), 1, "{all:?}");
             assert!(all[0].starts_with(line), "{all:?}");
         }
         assert!(
-            told(r#""name": "a.b""#, "")[0]
+            reported(r#""name": "a.b""#, "")[0]
                 .ends_with("a DNS label is recommended: [must not contain dots]")
         );
     }

@@ -292,15 +292,15 @@ mod tests {
             };
             (0..count).map(device).collect()
         };
-        let told =
+        let reported =
             |devices: Value| lines((KIND.validate_create)(&slice(json!({"devices": devices}))));
-        assert_eq!(told(many(128, false)), [""; 0]);
+        assert_eq!(reported(many(128, false)), [""; 0]);
         assert_eq!(
-            told(many(129, false)),
+            reported(many(129, false)),
             ["spec.devices: Too many: 129: must have at most 128 items"]
         );
         assert_eq!(
-            told(many(65, true)),
+            reported(many(65, true)),
             ["spec.devices: Too many: 65: must have at most 64 items"]
         );
     }

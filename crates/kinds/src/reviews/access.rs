@@ -10,11 +10,11 @@ use machinery::{Object, Value, format};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum About {
     /// The requesting user.
-    Oneself,
+    Requester,
     /// Any user.
-    Somebody,
+    AnyUser,
     /// Any user, in this namespace.
-    Here,
+    AnyUserInNamespace,
 }
 
 const PATH: &[Field] = &[
@@ -41,7 +41,9 @@ pub fn validate(review: &Object, about: About) -> Errors {
         }
         _ => {}
     }
-    if about != About::Oneself && text(&spec["user"]).is_empty() && list(&spec["groups"]).is_empty()
+    if about != About::Requester
+        && text(&spec["user"]).is_empty()
+        && list(&spec["groups"]).is_empty()
     {
         let detail = "at least one of user or group must be specified";
         errors.push(Error::invalid(&path.child("user"), "", detail));
@@ -57,7 +59,7 @@ pub fn validate(review: &Object, about: About) -> Errors {
         check_selector(&resource[name], check, &selectors.child(name), &mut errors);
     }
     check_metadata(get(review, "metadata"), about, &mut errors);
-    if about == About::Here {
+    if about == About::AnyUserInNamespace {
         let here = text(&get(review, "metadata")["namespace"]);
         let asked = text(&resource["namespace"]);
         if is_set(resource) && asked != here {
@@ -74,7 +76,7 @@ pub fn validate(review: &Object, about: About) -> Errors {
 }
 
 fn check_metadata(metadata: &Value, about: About, errors: &mut Errors) {
-    let is_here = about == About::Here;
+    let is_here = about == About::AnyUserInNamespace;
     let mut entries = crate::tree::entries(metadata);
     let may_stand = |key: &str| key == "managedFields" || (is_here && key == "namespace");
     if entries.any(|(key, value)| !may_stand(key) && !crate::tree::is_empty(value)) {
@@ -212,7 +214,7 @@ mod tests {
     #[test]
     fn an_access_review_needs_one_kind_of_attributes_and_a_user_or_group() {
         assert_eq!(
-            messages("{}", About::Here),
+            messages("{}", About::AnyUserInNamespace),
             [
                 "spec.resourceAttributes: Invalid value: null: exactly one of nonResourceAttributes or resourceAttributes must be specified",
                 "spec.user: Invalid value: \"\": at least one of user or group must be specified",
@@ -221,7 +223,7 @@ mod tests {
         assert_eq!(
             messages(
                 r#"{"user": "u", "nonResourceAttributes": {"path": "/x"}}"#,
-                About::Here
+                About::AnyUserInNamespace
             ),
             [
                 r#"spec.nonResourceAttributes: Invalid value: {"Path":"/x","Verb":""}: disallowed on this kind of request"#
@@ -230,14 +232,14 @@ mod tests {
         assert_eq!(
             messages(
                 r#"{"user": "u", "resourceAttributes": {"namespace": "m"}}"#,
-                About::Here
+                About::AnyUserInNamespace
             ),
             [
                 "spec.resourceAttributes.namespace: Invalid value: \"m\": must match metadata.namespace"
             ]
         );
         assert_eq!(
-            messages(r#"{"resourceAttributes": {}}"#, About::Oneself),
+            messages(r#"{"resourceAttributes": {}}"#, About::Requester),
             [r#"metadata: Invalid value: {"namespace":"n"}: must be empty"#]
         );
     }
@@ -247,7 +249,7 @@ mod tests {
         let selector = |fields: &str| {
             let spec =
                 format!(r#"{{"user": "u", "resourceAttributes": {{"namespace": "n", {fields}}}}}"#);
-            messages(&spec, About::Here)
+            messages(&spec, About::AnyUserInNamespace)
         };
         assert_eq!(
             selector(r#""fieldSelector": {}"#),

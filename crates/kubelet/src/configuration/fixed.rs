@@ -247,8 +247,11 @@ mod tests {
                 "not supported",
             ),
         ] {
-            let told = of(name, value).unwrap_err();
-            assert!(told.starts_with(name) && told.contains(expected), "{told}");
+            let reported = of(name, value).unwrap_err();
+            assert!(
+                reported.starts_with(name) && reported.contains(expected),
+                "{reported}"
+            );
         }
         assert!(check("maxPods", &json!(1)).is_none());
     }

@@ -188,10 +188,10 @@ mod tests {
 
     #[test]
     fn unknown_fields_are_refused_with_their_line_and_a_suggestion() {
-        let told = refused("maxPods: 5\nmaxPod: 6\n");
+        let reported = refused("maxPods: 5\nmaxPod: 6\n");
         assert!(
-            told.contains("line 4") && told.contains("\"maxPods\""),
-            "{told}"
+            reported.contains("line 4") && reported.contains("\"maxPods\""),
+            "{reported}"
         );
         let nested = refused("authentication:\n  webhook:\n    cacheTtl: 1m\n");
         assert!(
@@ -227,8 +227,8 @@ mod tests {
             ),
             ("registryBurst: -1\n", "registryBurst must not be negative"),
         ] {
-            let told = refused(text);
-            assert!(told.contains(expected), "{told}");
+            let reported = refused(text);
+            assert!(reported.contains(expected), "{reported}");
         }
     }
 
@@ -236,10 +236,10 @@ mod tests {
     fn settings_without_effect_are_refused_with_their_line() {
         let file = written("maxPods: 7\nhairpinMode: none\ncpuManagerPolicy: none\n");
         assert_eq!(of(file.path(), None).unwrap().max_pods, 7);
-        let told = refused("maxPods: 7\ncpuManagerPolicy: static\n");
+        let reported = refused("maxPods: 7\ncpuManagerPolicy: static\n");
         assert!(
-            told.contains("line 4: cpuManagerPolicy cannot be"),
-            "{told}"
+            reported.contains("line 4: cpuManagerPolicy cannot be"),
+            "{reported}"
         );
     }
 

@@ -83,10 +83,10 @@ mod tests {
         assert!(check(&config).unwrap_err().contains("cgroupRoot"));
         let mut config = KubeletConfiguration::default();
         config.authentication.x509.client_ca_file = "/there/is/no/such".into();
-        let told = check(&config).unwrap_err();
+        let reported = check(&config).unwrap_err();
         assert!(
-            told.starts_with("authentication.x509.clientCAFile: /there"),
-            "{told}"
+            reported.starts_with("authentication.x509.clientCAFile: /there"),
+            "{reported}"
         );
         let config = KubeletConfiguration {
             fail_cgroup_v1: true,

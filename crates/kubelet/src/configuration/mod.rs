@@ -506,8 +506,8 @@ mod tests {
             (&["pods", "pods"], "", "twice"),
             (&["nodes"], "", "is not one of"),
         ] {
-            let told = of(names, cgroup);
-            assert!(told.contains(expected), "{names:?}: {told}");
+            let reported = of(names, cgroup);
+            assert!(reported.contains(expected), "{names:?}: {reported}");
         }
     }
 }

@@ -474,9 +474,9 @@ mod tests {
         ] {
             assert_eq!(refusal(pod, pressures).is_some(), refused, "{pressures:?}");
         }
-        let told = refusal(&plain, both).unwrap();
+        let reported = refusal(&plain, both).unwrap();
         assert_eq!(
-            told.message,
+            reported.message,
             "The node had condition: [DiskPressure MemoryPressure]. "
         );
     }

@@ -126,18 +126,18 @@ mod tests {
     #[test]
     fn each_storage_limit_is_enforced_with_upstreams_message() {
         let pod = pod();
-        let told = |volume, a, b| exceeded(&pod, &used(volume * MIB, a * MIB, b * MIB));
-        assert_eq!(told(5, 10, 15), None);
+        let reported = |volume, a, b| exceeded(&pod, &used(volume * MIB, a * MIB, b * MIB));
+        assert_eq!(reported(5, 10, 15), None);
         assert_eq!(
-            told(6, 0, 0).unwrap(),
+            reported(6, 0, 0).unwrap(),
             "Usage of EmptyDir volume \"v\" exceeds the limit \"5Mi\". "
         );
         assert_eq!(
-            told(5, 9, 19).unwrap(),
+            reported(5, 9, 19).unwrap(),
             "Pod ephemeral local storage usage exceeds the total limit of containers 30Mi. "
         );
         assert_eq!(
-            told(0, 11, 0).unwrap(),
+            reported(0, 11, 0).unwrap(),
             "Container a exceeded its local ephemeral storage limit \"10Mi\". "
         );
     }

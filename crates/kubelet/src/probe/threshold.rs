@@ -8,7 +8,7 @@ pub(super) struct Threshold {
     failure: i32,
     last: Option<bool>,
     run: i32,
-    told: Option<bool>,
+    reported: Option<bool>,
 }
 
 impl Threshold {
@@ -18,7 +18,7 @@ impl Threshold {
             failure: failure.max(1),
             last: None,
             run: 0,
-            told: None,
+            reported: None,
         }
     }
 
@@ -36,10 +36,10 @@ impl Threshold {
         };
         self.last = Some(ok);
         let needed = if ok { self.success } else { self.failure };
-        if self.run < needed || self.told == Some(ok) {
+        if self.run < needed || self.reported == Some(ok) {
             return None;
         }
-        self.told = Some(ok);
+        self.reported = Some(ok);
         Some(ok)
     }
 }
@@ -52,7 +52,7 @@ mod tests {
     fn a_result_changes_after_threshold_consecutive_answers_and_is_reported_once() {
         let mut threshold = Threshold::new(2, 3);
         let answers = "ok ok ok bad bad ok bad bad bad bad broken ok ok";
-        let told: Vec<_> = answers
+        let reported: Vec<_> = answers
             .split(' ')
             .map(|answer| {
                 threshold.record(&match answer {
@@ -63,6 +63,6 @@ mod tests {
             })
             .collect();
         let (t, f, n) = (Some(true), Some(false), None);
-        assert_eq!(told, [n, t, n, n, n, n, n, n, f, n, n, n, t]);
+        assert_eq!(reported, [n, t, n, n, n, n, n, n, f, n, n, n, t]);
     }
 }

@@ -126,7 +126,7 @@ mod tests {
             ),
             (Effect::Ended { id: "c".into() }, Some(State::Exited)),
         ];
-        for (effect, told) in effects {
+        for (effect, reported) in effects {
             // The event may come before or after the task has finished.
             for event_first in [true, false] {
                 let mut view = RuntimeView::default();
@@ -134,11 +134,11 @@ mod tests {
                 view.set(Observed::default(), at(1));
                 assert!(view.is_current());
                 if event_first {
-                    view.take(snapshot(2, told));
+                    view.take(snapshot(2, reported));
                 }
                 view.expect(effect.clone());
                 assert_eq!(view.is_current(), event_first, "{effect:?}");
-                view.take(snapshot(3, told));
+                view.take(snapshot(3, reported));
                 assert!(view.is_current(), "{effect:?}");
             }
             // Without an event the runtime is asked, and its response counts in any case.

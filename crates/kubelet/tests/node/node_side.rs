@@ -34,9 +34,9 @@ async fn requests_are_authenticated_and_authorized_by_rbac() {
             assert_eq!(status, 401, "{path}");
         }
     }
-    let (_, told) = node.ask(Leaf::Scheduler, "/pods").await;
+    let (_, reported) = node.ask(Leaf::Scheduler, "/pods").await;
     assert_eq!(
-        told,
+        reported,
         "Forbidden (user=system:kube-scheduler, verb=get, resource=nodes, subresource(s)=[pods proxy])\n"
     );
     // A role for metrics only.
@@ -106,11 +106,11 @@ async fn permission_to_read_the_node_does_not_permit_exec() {
         ("/portForward/default/web", "create"),
         ("/containerLogs/default/web/web", "get"),
     ] {
-        let (status, told) = node.ask(Leaf::Scheduler, path).await;
+        let (status, reported) = node.ask(Leaf::Scheduler, path).await;
         let expected = format!("verb={verb}, resource=nodes, subresource(s)=[proxy]");
         assert!(
-            status == 403 && told.contains(&expected),
-            "{path}: {status} {told}"
+            status == 403 && reported.contains(&expected),
+            "{path}: {status} {reported}"
         );
     }
 }
@@ -143,10 +143,10 @@ async fn a_checkpoint_is_the_runtimes_to_make() {
             "checkpointing of default/web/web failed (",
         ),
     ] {
-        let (answered, told) = node.post(Leaf::Admin, path).await;
+        let (answered, reported) = node.post(Leaf::Admin, path).await;
         assert!(
-            answered == status && told.starts_with(expected),
-            "{path}: {answered} {told}"
+            answered == status && reported.starts_with(expected),
+            "{path}: {answered} {reported}"
         );
     }
     assert_eq!(
@@ -396,8 +396,8 @@ async fn a_link_in_the_place_of_a_log_is_not_read() {
     std::fs::write(&secret, "2026-01-01T00:00:00Z stdout F secret\n").unwrap();
     std::fs::remove_file(&log).unwrap();
     std::os::unix::fs::symlink(&secret, &log).unwrap();
-    let (_, told) = node.ask(Leaf::Admin, path).await;
-    assert!(!told.contains("secret"), "{told}");
+    let (_, reported) = node.ask(Leaf::Admin, path).await;
+    assert!(!reported.contains("secret"), "{reported}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

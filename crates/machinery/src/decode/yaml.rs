@@ -49,8 +49,8 @@ fn first_document(text: &str) -> &str {
 }
 
 /// The first line of the parser's error, with the line number in Kubernetes' form.
-fn complaint(text: &str, told: &str) -> String {
-    let first = told.lines().next().unwrap_or_default();
+fn complaint(text: &str, reported: &str) -> String {
+    let first = reported.lines().next().unwrap_or_default();
     let first = first.strip_prefix("error: ").unwrap_or(first);
     let placed = first
         .strip_prefix("line ")

@@ -171,16 +171,16 @@ fn validated_empty_lists_are_kept_until_the_object_is_encoded() {
 
 #[test]
 fn of_several_errors_the_most_severe_is_returned() {
-    let told = |value: Value| normalised("core/v1.Event", value).0;
+    let reported = |value: Value| normalised("core/v1.Event", value).0;
     let count =
         "json: cannot unmarshal string into Go struct field EventSeries.series.count of type int32";
     let series = json!({"count": "1"});
     assert_eq!(
-        told(json!({"series": series, "type": 1, "metadata": {"labels": {"a": 1}}})),
+        reported(json!({"series": series, "type": 1, "metadata": {"labels": {"a": 1}}})),
         count
     );
     // An error of a type that parses itself ends decoding.
-    let time = told(json!({"series": series, "eventTime": "yesterday", "type": 1}));
+    let time = reported(json!({"series": series, "eventTime": "yesterday", "type": 1}));
     assert!(time.starts_with("parsing time \"yesterday\""), "{time}");
     let surge = json!({"spec": {"replicas": "1", "strategy": {"rollingUpdate": {"maxSurge": []}}, "paused": 1}});
     assert_eq!(

@@ -183,10 +183,10 @@ impl CniNetwork {
             let mut input = plugin.input(&list, &Value::Null, None);
             input["cni.dev/valid-attachments"] = json!(valid);
             // A failed GC must not block the node: it is retried at the next start.
-            let nobody = plugin::Call::default();
+            let empty_call = plugin::Call::default();
             let done = self
                 .plugins
-                .run(Command::Gc, &plugin.kind, &nobody, &input)
+                .run(Command::Gc, &plugin.kind, &empty_call, &input)
                 .await;
             if let Err(error) = done {
                 warn!(plugin = plugin.kind, error = error.message, "CNI GC failed");
@@ -202,9 +202,9 @@ impl CniNetwork {
         }
         for plugin in &list.plugins {
             let input = plugin.input(&list, &Value::Null, None);
-            let nobody = plugin::Call::default();
+            let empty_call = plugin::Call::default();
             self.plugins
-                .run(Command::Status, &plugin.kind, &nobody, &input)
+                .run(Command::Status, &plugin.kind, &empty_call, &input)
                 .await?;
         }
         Ok(())

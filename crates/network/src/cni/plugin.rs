@@ -109,8 +109,8 @@ impl Plugins {
             command: Command::Version.as_str(),
             message,
         })?;
-        let nobody = Call::default();
-        let answer = match self.run(Command::Version, kind, &nobody, &asked).await {
+        let empty_call = Call::default();
+        let answer = match self.run(Command::Version, kind, &empty_call, &asked).await {
             Ok(answer) => answer,
             Err(trouble) => {
                 tracing::debug!(plugin = kind, error = trouble.message, "no CNI versions");

@@ -454,8 +454,8 @@ async fn second_node(outside: &Namespace, state: &Path, pod: &Namespace, nodes: 
             node_ips: addresses,
             ..routes
         };
-        let (_, told) = tokio::sync::watch::channel(None);
-        let routes = routes.build(Nft::new(), told);
+        let (_, node_list) = tokio::sync::watch::channel(None);
+        let routes = routes.build(Nft::new(), node_list);
         routes.sync(&Netlink::here().unwrap(), nodes).await.unwrap();
     });
     pod.serve("far", 80).await;
@@ -489,12 +489,12 @@ async fn reach_the_second_node(
     let (near, far) = (Namespace::new(), Namespace::new());
     let network = network(near_state.path()).await;
     network.attach(request("near", &near)).await.unwrap();
-    let (_, told) = tokio::sync::watch::channel(None);
+    let (_, node_list) = tokio::sync::watch::channel(None);
     let routes = routes::Config {
         node_ips: nodes[0].addresses.clone(),
         ..node_routes()
     };
-    let routes = routes.build(Nft::new(), told);
+    let routes = routes.build(Nft::new(), node_list);
     routes
         .sync(&Netlink::here().unwrap(), &nodes)
         .await
@@ -581,8 +581,8 @@ async fn dual_stack_node(own: &Peer, nodes: &[Peer], state: &Path, pod: &Namespa
     let network = config.build(Nft::new()).unwrap();
     network.set_pod_cidrs(own.pod_cidrs.clone()).await.unwrap();
     network.attach(request(&own.name, pod)).await.unwrap();
-    let (_, told) = tokio::sync::watch::channel(None);
-    let routes = routes.build(Nft::new(), told);
+    let (_, node_list) = tokio::sync::watch::channel(None);
+    let routes = routes.build(Nft::new(), node_list);
     routes.sync(&Netlink::here().unwrap(), nodes).await.unwrap();
     pod.serve(&own.name, 80).await;
 }

@@ -34,10 +34,10 @@ pub(crate) struct LabNode {
 }
 
 pub(crate) fn unreachable_client() -> kube::Client {
-    let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+    let unreachable = tower::service_fn(|_: http::Request<kube::client::Body>| async {
         Ok::<_, Infallible>(http::Response::new(kube::client::Body::empty()))
     });
-    kube::Client::new(nobody, "default")
+    kube::Client::new(unreachable, "default")
 }
 
 fn cidrs(all: [&str; 2]) -> Vec<network::IpNet> {
@@ -117,9 +117,9 @@ impl LabNode {
 
     /// Returns when all changes of the informers are in the kernel.
     pub(crate) async fn settle(&self) {
-        let nobody = ("nowhere".to_owned(), "nobody".to_owned());
+        let unreachable = ("nowhere".to_owned(), "nobody".to_owned());
         let address = [IpAddr::from([10, 42, 0, 250])];
-        self.enforcer.admit(nobody, &address).await.unwrap();
+        self.enforcer.admit(unreachable, &address).await.unwrap();
     }
 
     pub(crate) fn namespace(&self, name: &str, labels: Value) {

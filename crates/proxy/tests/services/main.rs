@@ -42,10 +42,10 @@ struct Node {
 }
 
 fn unreachable_client() -> kube::Client {
-    let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+    let unreachable = tower::service_fn(|_: http::Request<kube::client::Body>| async {
         Ok::<_, Infallible>(http::Response::new(kube::client::Body::empty()))
     });
-    kube::Client::new(nobody, "default")
+    kube::Client::new(unreachable, "default")
 }
 
 impl Node {

@@ -58,22 +58,22 @@ fn start() -> io::Result<Option<Shim>> {
     let _ = std::fs::remove_file(&orders.socket);
     let listener = UnixListener::bind(&orders.socket)?;
     listener.set_nonblocking(true)?;
-    let (mut told, mut tell) = io::pipe()?;
+    let (mut read_end, mut write_end) = io::pipe()?;
     if Cgroup::new(&orders.cgroup).fork()?.is_some() {
-        drop(tell);
+        drop(write_end);
         let mut message = String::new();
-        told.read_to_string(&mut message)?;
+        read_end.read_to_string(&mut message)?;
         return if message.is_empty() {
             Ok(None)
         } else {
             Err(io::Error::other(message))
         };
     }
-    drop(told);
+    drop(read_end);
     match settle(orders, held, listener, &signals) {
         Ok(shim) => Ok(Some(shim)),
         Err(error) => {
-            let _ = write!(tell, "{error}");
+            let _ = write!(write_end, "{error}");
             Ok(None)
         }
     }

@@ -104,9 +104,9 @@ async fn nothing_is_mounted_inside_proc_by_name_by_link_or_through_a_volume() {
             Ok(container) => node.try_start(&container).await.expect_err(name),
         };
         // Without a usable /proc the container fails before the check.
-        let told = refused.message();
-        let expected = told.contains("cannot be mounted") && told.contains("/proc");
-        assert!(expected || name == "volume-whole", "{name}: {told}");
+        let reported = refused.message();
+        let expected = reported.contains("cannot be mounted") && reported.contains("/proc");
+        assert!(expected || name == "volume-whole", "{name}: {reported}");
     }
     // What lxcfs mounts, and other destinations, are allowed.
     let mut config = in_busybox("allowed");

@@ -317,12 +317,12 @@ async fn processors_swap_and_the_pods_own_limits_hold() {
     let mut runtime = node.cri.clone().runtime;
     runtime.update_container_resources(update).await.unwrap();
     node.try_start(&later).await.unwrap();
-    let told = node.status(&later).await.resources.unwrap().linux.unwrap();
+    let resources = node.status(&later).await.resources.unwrap().linux.unwrap();
     assert_eq!(
-        (told.cpu_shares, told.memory_limit_in_bytes),
+        (resources.cpu_shares, resources.memory_limit_in_bytes),
         (333, 96 << 20)
     );
-    assert_eq!(told.cpuset_cpus, "0", "what was not changed stays");
+    assert_eq!(resources.cpuset_cpus, "0", "what was not changed stays");
     if node.is_cgroup_v1() {
         let file = |controller: &str, file: &str| {
             let root = Path::new("/sys/fs/cgroup").join(controller);

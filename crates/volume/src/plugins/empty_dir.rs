@@ -158,12 +158,16 @@ mod tests {
             pod(&["hugepages-2Mi", "cpu"]),
             pod(&["hugepages-2Mi", "hugepages-1Gi"]),
         );
-        let told = |pod: &Pod, medium: &str| page_size(pod, medium).map_err(|e| e.to_string());
-        assert_eq!(told(&two, "HugePages"), Ok(2 << 20));
-        assert_eq!(told(&both, "HugePages-1Gi"), Ok(1 << 30));
-        assert!(told(&both, "HugePages").unwrap_err().contains("multiple"));
+        let reported = |pod: &Pod, medium: &str| page_size(pod, medium).map_err(|e| e.to_string());
+        assert_eq!(reported(&two, "HugePages"), Ok(2 << 20));
+        assert_eq!(reported(&both, "HugePages-1Gi"), Ok(1 << 30));
         assert!(
-            told(&two, "HugePages-1Gi")
+            reported(&both, "HugePages")
+                .unwrap_err()
+                .contains("multiple")
+        );
+        assert!(
+            reported(&two, "HugePages-1Gi")
                 .unwrap_err()
                 .contains("no resource request")
         );

@@ -57,7 +57,7 @@ struct Screen {
     /// Lines to redraw.
     lines: usize,
     /// Layers already reported, without a terminal.
-    told: BTreeSet<String>,
+    shown: BTreeSet<String>,
 }
 
 impl Screen {
@@ -65,7 +65,7 @@ impl Screen {
         Self {
             terminal,
             lines: 0,
-            told: BTreeSet::new(),
+            shown: BTreeSet::new(),
         }
     }
 
@@ -95,7 +95,7 @@ impl Screen {
             .parts
             .iter()
             .filter(|part| stage(part) == PullStage::Done);
-        let new = done.filter(|part| self.told.insert(part.digest.clone()));
+        let new = done.filter(|part| self.shown.insert(part.digest.clone()));
         new.map(|part| format!("{} {}\n", short(part), size(part.size)))
             .collect()
     }

@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 
 use super::ask;
 use crate::{
-    security::regressions::{nobody, over_tls},
+    security::regressions::{over_tls, without_credentials},
     support::{Server, admin, over_socket, send},
 };
 
@@ -88,7 +88,15 @@ async fn token(server: &Server) -> String {
     crate::support::eventually(|| async {
         let headers = [("authorization", bearer.as_str())];
         let path = "/api/v1/secrets";
-        let seen = over_tls(server, nobody(server), "GET", path, &headers, "").await;
+        let seen = over_tls(
+            server,
+            without_credentials(server),
+            "GET",
+            path,
+            &headers,
+            "",
+        )
+        .await;
         seen.is_ok_and(|seen| seen.code == 200).then_some(())
     })
     .await;
@@ -114,7 +122,14 @@ async fn a_backend_sees_neither_tokens_nor_identities() {
         ("cookie", "session=1"),
     ];
     let path = format!("{PROXY}/a");
-    let seen = over_tls(&server, nobody(&server), "GET", &path, &headers, "");
+    let seen = over_tls(
+        &server,
+        without_credentials(&server),
+        "GET",
+        &path,
+        &headers,
+        "",
+    );
     let seen = seen.await.unwrap();
     assert_eq!(seen.code, 200, "{}", seen.body);
     assert!(seen.body.starts_with("GET /a\n"), "{}", seen.body);
@@ -156,7 +171,14 @@ async fn a_websockets_token_ends_at_this_server() {
     let path = format!("{PROXY}/ws");
     let both = format!("{protocol}, chat");
     let headers = [&upgrade[..], &[("sec-websocket-protocol", both.as_str())]].concat();
-    let seen = over_tls(&server, nobody(&server), "GET", &path, &headers, "");
+    let seen = over_tls(
+        &server,
+        without_credentials(&server),
+        "GET",
+        &path,
+        &headers,
+        "",
+    );
     let seen = seen.await.unwrap();
     assert_eq!(seen.code, 403, "the backend refuses: {}", seen.body);
     assert!(seen.body.starts_with("GET /ws\n"), "{}", seen.body);
@@ -189,7 +211,14 @@ async fn a_websockets_token_ends_at_this_server() {
         ),
         (vec![("sec-websocket-protocol", both.as_str())], 403),
     ] {
-        let refused = over_tls(&server, nobody(&server), "GET", &path, &headers, "");
+        let refused = over_tls(
+            &server,
+            without_credentials(&server),
+            "GET",
+            &path,
+            &headers,
+            "",
+        );
         let refused = refused.await.unwrap();
         assert_eq!(refused.code, code, "{headers:?}: {}", refused.body);
     }

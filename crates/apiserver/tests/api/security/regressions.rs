@@ -62,16 +62,23 @@ pub(crate) async fn over_tls(
 }
 
 /// A client of this server without credentials.
-pub(crate) fn nobody(server: &Server) -> ClientConfig {
+pub(crate) fn without_credentials(server: &Server) -> ClientConfig {
     pki::bearer_client_config(server.pki.ca().pem().as_bytes()).unwrap()
 }
 
 async fn with_token(server: &Server, token: &str, path: &str) -> Raw {
     let bearer = format!("Bearer {token}");
     let headers = [("authorization", bearer.as_str())];
-    over_tls(server, nobody(server), "GET", path, &headers, "")
-        .await
-        .unwrap()
+    over_tls(
+        server,
+        without_credentials(server),
+        "GET",
+        path,
+        &headers,
+        "",
+    )
+    .await
+    .unwrap()
 }
 
 /// A token of the account `bot` in `default`, for these audiences and this bound object.
@@ -133,7 +140,7 @@ async fn strangers_over_tls_see_no_discovery() {
         "/metrics",
         "/",
     ] {
-        let refused = over_tls(&server, nobody(&server), "GET", path, &[], "")
+        let refused = over_tls(&server, without_credentials(&server), "GET", path, &[], "")
             .await
             .unwrap();
         assert_eq!(refused.code, 403, "{path}: {}", refused.body);
@@ -144,7 +151,7 @@ async fn strangers_over_tls_see_no_discovery() {
         );
     }
     for path in ["/healthz", "/livez", "/readyz", "/version"] {
-        let seen = over_tls(&server, nobody(&server), "GET", path, &[], "")
+        let seen = over_tls(&server, without_credentials(&server), "GET", path, &[], "")
             .await
             .unwrap();
         assert_eq!(seen.code, 200, "{path}");
@@ -157,7 +164,7 @@ async fn strangers_over_tls_see_no_discovery() {
         "/version/../api",
         "/healthz%2f..%2fapi",
     ] {
-        let refused = over_tls(&server, nobody(&server), "GET", path, &[], "")
+        let refused = over_tls(&server, without_credentials(&server), "GET", path, &[], "")
             .await
             .unwrap();
         assert!(
@@ -244,7 +251,7 @@ async fn a_front_proxys_headers_need_a_front_proxys_certificate() {
             .await
             .unwrap()
     };
-    assert_eq!(ask(nobody(&server)).await.code, 403);
+    assert_eq!(ask(without_credentials(&server)).await.code, 403);
     let dns = server.pki.client_config(Leaf::Dns).unwrap();
     let refused = ask(dns).await;
     assert!(refused.code == 403 && refused.body.contains("system:mainstay:dns"));

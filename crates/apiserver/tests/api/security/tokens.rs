@@ -4,7 +4,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use machinery::json::{Value, json};
 
 use crate::{
-    security::regressions::{nobody, over_tls},
+    security::regressions::{over_tls, without_credentials},
     support::{Server, admin, eventually},
 };
 
@@ -36,7 +36,15 @@ async fn issue(server: &Server, name: &str) -> String {
 async fn code(server: &Server, token: &str) -> u16 {
     let bearer = format!("Bearer {token}");
     let headers = [("authorization", bearer.as_str())];
-    let seen = over_tls(server, nobody(server), "GET", "/apis/apps/v1", &headers, "").await;
+    let seen = over_tls(
+        server,
+        without_credentials(server),
+        "GET",
+        "/apis/apps/v1",
+        &headers,
+        "",
+    )
+    .await;
     seen.unwrap().code
 }
 

@@ -5,7 +5,7 @@ use machinery::json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::{
-    security::regressions::{nobody, over_tls},
+    security::regressions::{over_tls, without_credentials},
     support::{Server, dial_with},
 };
 
@@ -14,7 +14,7 @@ const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_body_without_an_identity_is_refused_and_not_read_to_its_end() {
     let server = Server::start().await;
-    let tls = dial_with(&server, nobody(&server)).await;
+    let tls = dial_with(&server, without_credentials(&server)).await;
     let (mut reads, mut writes) = tokio::io::split(tls);
     let sending = tokio::spawn(async move {
         let size = 256 << 20;
@@ -38,7 +38,7 @@ async fn a_large_body_without_an_identity_is_refused_and_not_read_to_its_end() {
 async fn authenticated_users_are_served_while_others_send_heads_without_end() {
     let server = Server::start().await;
     let others = (0..100).map(|_| async {
-        let mut tls = dial_with(&server, nobody(&server)).await;
+        let mut tls = dial_with(&server, without_credentials(&server)).await;
         let head = format!(
             "GET /version HTTP/1.1\r\nhost: x\r\nx-long: {}",
             "x".repeat(200_000)
@@ -58,7 +58,15 @@ async fn authenticated_users_are_served_while_others_send_heads_without_end() {
     let headers = [("content-type", "application/json")];
     let made = over_tls(&server, admin(), "POST", CONFIG_MAPS, &headers, &large).await;
     assert_eq!(made.unwrap().code, 201);
-    let health = over_tls(&server, nobody(&server), "GET", "/livez", &[], "").await;
+    let health = over_tls(
+        &server,
+        without_credentials(&server),
+        "GET",
+        "/livez",
+        &[],
+        "",
+    )
+    .await;
     assert_eq!(
         health.unwrap().code,
         200,

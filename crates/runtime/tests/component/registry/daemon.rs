@@ -145,11 +145,11 @@ async fn a_pull_uses_the_credentials_of_the_kubelet_and_shows_progress() {
     );
     let log = node.daemon_log();
     assert!(log.contains("pulled") && !log.contains("lovelace"), "{log}");
-    let nobody = PullRequest {
+    let anonymous = PullRequest {
         image: "127.0.0.1:1/none:v1".into(),
         ..Default::default()
     };
-    let mut messages = files(&node).pull(nobody).await.unwrap().into_inner();
+    let mut messages = files(&node).pull(anonymous).await.unwrap().into_inner();
     let refused = messages.message().await.unwrap_err();
     assert!(refused.message().contains("127.0.0.1:1"), "{refused}");
 }

@@ -147,9 +147,9 @@ async fn content_that_does_not_match_its_digest_or_size_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let images = store(dir.path());
         let reference = Reference::parse(&fake.name("app:v1")).unwrap();
-        let (nobody, unwatched) = (Credentials::default(), Arc::<Progress>::default());
+        let (anonymous, unwatched) = (Credentials::default(), Arc::<Progress>::default());
         let error = images
-            .pull(&reference, &fake.registries(), &nobody, &unwatched)
+            .pull(&reference, &fake.registries(), &anonymous, &unwatched)
             .await
             .unwrap_err()
             .to_string();

@@ -67,8 +67,8 @@ async fn a_token_is_had_for_a_password_or_for_another_token() {
     fake.put("v1", &sample);
     let dir = tempfile::tempdir().unwrap();
     let images = store(dir.path());
-    let nobody = pull(&images, &fake, "app:v1", &Credentials::default()).await;
-    assert!(nobody.unwrap_err().contains("401"));
+    let anonymous = pull(&images, &fake, "app:v1", &Credentials::default()).await;
+    assert!(anonymous.unwrap_err().contains("401"));
     let id = pull(&images, &fake, "app:v1", &ada()).await.unwrap();
     assert_eq!(id, digest(&sample.config));
     let asked = fake.seen();
@@ -160,11 +160,14 @@ async fn a_name_for_many_machines_is_the_image_of_this_one() {
     fake.put_manifest("v1", INDEX, both.as_bytes());
     let dir = tempfile::tempdir().unwrap();
     let images = store(dir.path());
-    let nobody = Credentials::default();
-    let id = pull(&images, &fake, "app:v1", &nobody).await.unwrap();
+    let anonymous = Credentials::default();
+    let id = pull(&images, &fake, "app:v1", &anonymous).await.unwrap();
     assert_eq!(id, digest(&ours.config));
     let by_digest = format!("app@{}", digest(both.as_bytes()));
-    assert_eq!(pull(&images, &fake, &by_digest, &nobody).await.unwrap(), id);
+    assert_eq!(
+        pull(&images, &fake, &by_digest, &anonymous).await.unwrap(),
+        id
+    );
     let known = images.need(&fake.name(&by_digest)).unwrap();
     assert_eq!(
         known.id, id,
@@ -174,7 +177,9 @@ async fn a_name_for_many_machines_is_the_image_of_this_one() {
 
     let foreign = index(json!([entry(&other, "s390x")]));
     fake.put_manifest("v2", INDEX, foreign.as_bytes());
-    let refused = pull(&images, &fake, "app:v2", &nobody).await.unwrap_err();
+    let refused = pull(&images, &fake, "app:v2", &anonymous)
+        .await
+        .unwrap_err();
     assert!(refused.contains("no image for this machine"), "{refused}");
 }
 
@@ -190,9 +195,9 @@ async fn two_pulls_at_once_fetch_a_shared_layer_once() {
     fake.put("large", &shared);
     let dir = tempfile::tempdir().unwrap();
     let images = store(dir.path());
-    let nobody = Credentials::default();
+    let anonymous = Credentials::default();
     let names = ["app:one", "app:two", "app:one", "app:large", "app:large"];
-    let pulls = names.map(|name| pull(&images, &fake, name, &nobody));
+    let pulls = names.map(|name| pull(&images, &fake, name, &anonymous));
     for pulled in futures::future::join_all(pulls).await {
         pulled.unwrap();
     }
@@ -220,11 +225,11 @@ async fn a_registry_that_stalls_holds_up_no_pull_from_another() {
     honest.put("v1", &sample);
     let dir = tempfile::tempdir().unwrap();
     let images = store(dir.path());
-    let nobody = Credentials::default();
-    let held = pull(&images, &slow, "app:v1", &nobody);
+    let anonymous = Credentials::default();
+    let held = pull(&images, &slow, "app:v1", &anonymous);
     let other = async {
         slow.stalled().await;
-        let pulled = pull(&images, &honest, "app:v1", &nobody).await;
+        let pulled = pull(&images, &honest, "app:v1", &anonymous).await;
         stall.notify_one();
         pulled.unwrap();
         let layer = digest(&sample.layers[0].1);
@@ -245,12 +250,14 @@ async fn a_layer_of_another_registry_is_used_only_if_this_one_serves_it_too() {
     private.put("v1", &sample);
     let dir = tempfile::tempdir().unwrap();
     let images = store(dir.path());
-    let nobody = Credentials::default();
-    pull(&images, &private, "app:v1", &nobody).await.unwrap();
+    let anonymous = Credentials::default();
+    pull(&images, &private, "app:v1", &anonymous).await.unwrap();
 
     // A manifest that names its blobs, in a registry that does not have them.
     other.put_manifest("v1", MANIFEST, &sample.manifest);
-    let refused = pull(&images, &other, "app:v1", &nobody).await.unwrap_err();
+    let refused = pull(&images, &other, "app:v1", &anonymous)
+        .await
+        .unwrap_err();
     assert!(refused.contains("no image"), "{refused}");
     let named = Reference::parse(&other.name("app:v1")).unwrap();
     assert!(images.get(&named.to_string()).unwrap().is_none());
@@ -265,20 +272,22 @@ async fn a_layer_of_another_registry_is_used_only_if_this_one_serves_it_too() {
     forged.config = config.into_bytes();
     forged.manifest = manifest.to_string().into_bytes();
     other.put("v2", &forged);
-    let refused = pull(&images, &other, "app:v2", &nobody).await.unwrap_err();
+    let refused = pull(&images, &other, "app:v2", &anonymous)
+        .await
+        .unwrap_err();
     assert!(refused.contains("unpacks to"), "{refused}");
 
     // A repository that has the content serves it, and the image is the same.
     other.put("v3", &sample);
-    pull(&images, &other, "app:v3", &nobody).await.unwrap();
+    pull(&images, &other, "app:v3", &anonymous).await.unwrap();
     let blob = digest(&sample.layers[0].1);
     let fetches = |fake: &Fake| fake.seen().iter().filter(|l| l.contains(&blob)).count();
     let fetched = fetches(&other);
-    pull(&images, &other, "copy:v3", &nobody).await.unwrap();
+    pull(&images, &other, "copy:v3", &anonymous).await.unwrap();
     assert_eq!(fetches(&other), fetched + 1, "another repository");
     // Now it is known that this repository has it.
     let before = other.seen().len();
-    pull(&images, &other, "app:v3", &nobody).await.unwrap();
+    pull(&images, &other, "app:v3", &anonymous).await.unwrap();
     assert_eq!(other.seen().len(), before + 1, "only the manifest");
 }
 
@@ -289,8 +298,8 @@ async fn a_registry_that_claims_to_have_a_stored_layer_gets_no_image_with_it() {
     private.put("v1", &sample);
     let dir = tempfile::tempdir().unwrap();
     let images = store(dir.path());
-    let nobody = Credentials::default();
-    pull(&images, &private, "app:v1", &nobody).await.unwrap();
+    let anonymous = Credentials::default();
+    pull(&images, &private, "app:v1", &anonymous).await.unwrap();
 
     let secret = &sample.layers[0].1;
     // One byte, as for a range; the right size; a size that the manifest confirms.
@@ -307,7 +316,9 @@ async fn a_registry_that_claims_to_have_a_stored_layer_gets_no_image_with_it() {
         let liar = Fake::start(manners).await;
         liar.put("v1", &sample);
         liar.put_manifest("v1", MANIFEST, manifest.to_string().as_bytes());
-        let refused = pull(&images, &liar, "app:v1", &nobody).await.unwrap_err();
+        let refused = pull(&images, &liar, "app:v1", &anonymous)
+            .await
+            .unwrap_err();
         let reasons = ["bytes long", "has the digest"];
         assert!(reasons.iter().any(|r| refused.contains(r)), "{refused}");
         let named = Reference::parse(&liar.name("app:v1")).unwrap();
@@ -328,7 +339,7 @@ async fn a_pull_that_is_cancelled_while_it_unpacks_keeps_its_layers_from_being_s
     let dir = tempfile::tempdir().unwrap();
     let images = store(dir.path());
     let reference = Reference::parse(&fake.name("app:v1")).unwrap();
-    let (registries, nobody) = (fake.registries(), Credentials::default());
+    let (registries, anonymous) = (fake.registries(), Credentials::default());
     let watched = Arc::<Progress>::default();
     let mut parts = watched.watch();
     let unpacking = parts.wait_for(|parts| {
@@ -336,7 +347,7 @@ async fn a_pull_that_is_cancelled_while_it_unpacks_keeps_its_layers_from_being_s
         top.is_some_and(|part| part.stage == Stage::Unpacking)
     });
     tokio::select! {
-        pulled = images.pull(&reference, &registries, &nobody, &watched) => panic!("{pulled:?}"),
+        pulled = images.pull(&reference, &registries, &anonymous, &watched) => panic!("{pulled:?}"),
         seen = unpacking => drop(seen.unwrap()),
     }
     images.sweep().unwrap();

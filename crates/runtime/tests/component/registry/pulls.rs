@@ -24,7 +24,7 @@ async fn an_image_is_pulled_by_tag_and_by_digest_continued_and_removed() {
     let images = store(dir.path());
     let name = format!("{}/team/app:v1", registry.address);
     let reference = Reference::parse(&name).unwrap();
-    let nobody = Credentials::default();
+    let anonymous = Credentials::default();
     let watched = unwatched();
     let progress = watched.watch();
 
@@ -36,7 +36,7 @@ async fn an_image_is_pulled_by_tag_and_by_digest_continued_and_removed() {
         .join(format!("{}.part", digest(first).replace(':', "-")));
     fs::write(&part, &first[..10]).unwrap();
     let image = images
-        .pull(&reference, &registry.registries(), &nobody, &watched)
+        .pull(&reference, &registry.registries(), &anonymous, &watched)
         .await
         .unwrap();
     assert_eq!(image.id, digest(&sample.config));
@@ -57,7 +57,7 @@ async fn an_image_is_pulled_by_tag_and_by_digest_continued_and_removed() {
     let by_digest = format!("{}/team/app@{}", registry.address, digest(&sample.manifest));
     let (exact, registries) = (Reference::parse(&by_digest).unwrap(), registry.registries());
     let again = images
-        .pull(&exact, &registries, &nobody, &unwatched())
+        .pull(&exact, &registries, &anonymous, &unwatched())
         .await;
     assert_eq!(again.unwrap().id, image.id);
     let wrong = format!("{}/team/app@sha256:{}", registry.address, "0".repeat(64));
@@ -65,7 +65,7 @@ async fn an_image_is_pulled_by_tag_and_by_digest_continued_and_removed() {
         .pull(
             &Reference::parse(&wrong).unwrap(),
             &registry.registries(),
-            &nobody,
+            &anonymous,
             &unwatched(),
         )
         .await;
@@ -147,9 +147,9 @@ async fn a_password_opens_a_private_registry_and_mirrors_are_tried_first() {
         ..Host::default()
     };
     registries.hosts.insert(registry.address.clone(), own);
-    let nobody = Credentials::default();
+    let anonymous = Credentials::default();
     let image = images
-        .pull(&mirrored, &registries, &nobody, &unwatched())
+        .pull(&mirrored, &registries, &anonymous, &unwatched())
         .await
         .unwrap();
     assert!(
@@ -165,17 +165,19 @@ async fn a_private_authority_must_be_named() {
     registry.push("app", &sample).await;
     let images = store(dir.path());
     let reference = Reference::parse(&format!("{}/app:v1", registry.address)).unwrap();
-    let nobody = Credentials::default();
+    let anonymous = Credentials::default();
     let refused = images
-        .pull(&reference, &Registries::default(), &nobody, &unwatched())
+        .pull(&reference, &Registries::default(), &anonymous, &unwatched())
         .await
         .unwrap_err();
     assert!(refused.to_string().contains("certificate"), "{refused}");
     let plain = registry.plain();
-    let refused = images.pull(&reference, &plain, &nobody, &unwatched()).await;
+    let refused = images
+        .pull(&reference, &plain, &anonymous, &unwatched())
+        .await;
     assert!(refused.is_err(), "it speaks TLS only");
     let pulled = images
-        .pull(&reference, &registry.registries(), &nobody, &unwatched())
+        .pull(&reference, &registry.registries(), &anonymous, &unwatched())
         .await;
     assert_eq!(pulled.unwrap().id, digest(&sample.config));
     let file = dir.path().join("ca.pem");
@@ -196,7 +198,7 @@ async fn a_private_authority_must_be_named() {
     };
     images.remove(&digest(&sample.config)).unwrap();
     images
-        .pull(&reference, &registries, &nobody, &unwatched())
+        .pull(&reference, &registries, &anonymous, &unwatched())
         .await
         .unwrap();
 }
