@@ -54,6 +54,7 @@ mod unreadable_objects;
 mod versions;
 mod watches;
 mod webhook_access;
+mod webhook_failures;
 mod webhooks;
 mod websockets;
 mod writes;
