@@ -185,6 +185,18 @@ impl Counter {
                     _ => Vec::new(),
                 }
             });
+            let (ended, queue) = (stop.clone(), self.queue.clone());
+            let quotas = self.quotas.cache().clone();
+            context.spawn("count after sync", async move {
+                // An object that was deleted after a count and before the first list causes no event.
+                tokio::select! {
+                    () = informer.synced() => {}
+                    () = ended.cancelled() => return,
+                }
+                for quota in quotas.list() {
+                    queue.add(Key::from_object(&*quota));
+                }
+            });
         }
         let _stop = stop.drop_guard();
         Watched { api, _stop }

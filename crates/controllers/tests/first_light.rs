@@ -148,6 +148,28 @@ async fn a_deployment_becomes_pods_behind_a_service_rolls_scales_and_leaves_noth
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn endpoints_of_a_new_service_have_the_time_of_its_creation() {
+    let world = World::new().await;
+    let service = json!({"metadata": {"name": "empty"},
+        "spec": {"selector": {"app": "none"}, "ports": [{"port": 80}]}});
+    let service = world.create::<Service>("default", service).await;
+    let created = service.metadata.creation_timestamp.unwrap().0.to_string();
+    let slices: Api<EndpointSlice> = world.api("default");
+    world
+        .until("a slice with the time", || async {
+            let own = ListParams::default().labels("kubernetes.io/service-name=empty");
+            let all = slices.list(&own).await?.items;
+            let annotations = all
+                .first()
+                .and_then(|one| one.metadata.annotations.as_ref());
+            let time = annotations
+                .and_then(|all| all.get("endpoints.kubernetes.io/last-change-trigger-time"));
+            Ok::<_, kube::Error>(time == Some(&created))
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_namespace_begins_with_its_account_and_authority_and_ends_with_everything_in_it() {
     let world = World::new().await;
     world.pretend_node();
