@@ -65,7 +65,9 @@ impl Purpose {
         };
         if self == Self::Serving {
             wish.dns_names = vec![node.clone()];
-            wish.addresses = settings.node_ips();
+            // The address that API servers connect to. Others would need manual approval: a request comes from one
+            // address only (decision 9).
+            wish.addresses = vec![settings.node_ip];
         }
         wish
     }
@@ -252,6 +254,24 @@ impl Certificates {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Options;
+
+    #[test]
+    fn a_node_of_both_families_requests_its_first_address_only() {
+        let options = Options {
+            node_name: Some("two".into()),
+            node_ip: "192.0.2.1,2001:db8::1".parse().ok(),
+            cluster_cidr: "10.42.0.0/16,fd00:42::/48".parse().ok(),
+            service_cidr: "10.43.0.0/16,fd00:43::/112".parse().ok(),
+            ..Options::default()
+        };
+        let settings = Settings::resolve(options).unwrap();
+        assert_eq!(settings.node_ips().len(), 2);
+        let wish = Purpose::Serving.wish(&settings);
+        assert_eq!(wish.addresses, [settings.node_ip]);
+        assert_eq!(wish.dns_names, ["two"]);
+        assert!(Purpose::Kubelet.wish(&settings).addresses.is_empty());
+    }
 
     #[test]
     fn a_certificate_does_not_expire_while_its_renewal_waits() {
