@@ -32,8 +32,15 @@ const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers"
 const TAKEOVER: Duration = Duration::from_secs(180);
 
 fn hardware_address(machine: &Machine) -> String {
-    let read = machine.run("cat", &["/sys/class/net/eth0/address"]);
-    read.success().trim().to_owned()
+    // The files below /sys may be those of another network namespace.
+    let shown = machine.run("ip", &["-o", "link", "show", "dev", "eth0"]);
+    let words = shown.success();
+    let mut words = words.split_whitespace();
+    let address = words.find(|word| *word == "link/ether");
+    address
+        .and_then(|_| words.next())
+        .expect("an address")
+        .to_owned()
 }
 
 /// Whether the address is answered by this machine, as a client on the network sees it.
