@@ -185,10 +185,10 @@ impl Node {
 }
 
 fn run_proxy(nft: Nft) -> Result<()> {
-    let nobody = tower::service_fn(|_: http::Request<Body>| async {
+    let unreachable = tower::service_fn(|_: http::Request<Body>| async {
         Ok::<_, Infallible>(http::Response::new(Body::empty()))
     });
-    let client = kube::Client::new(nobody, "default");
+    let client = kube::Client::new(unreachable, "default");
     let sources = Sources::offline(&client);
     let labels = json!({"kubernetes.io/service-name": "web"});
     let metadata = json!({"name": "web", "namespace": "default", "uid": "web", "labels": labels});

@@ -377,10 +377,10 @@ fn here() -> Value {
 /// Measures our proxy, and kube-proxy if it is given.
 pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     let endpoint = listen().context("a link for pods")?;
-    let nobody = tower::service_fn(|_: http::Request<Body>| async {
+    let unreachable = tower::service_fn(|_: http::Request<Body>| async {
         Ok::<_, Infallible>(http::Response::new(Body::empty()))
     });
-    let client = kube::Client::new(nobody, "default");
+    let client = kube::Client::new(unreachable, "default");
     let ours = Subject {
         name: "mainstay",
         objects: Objects::Informers(Sources::offline(&client)),

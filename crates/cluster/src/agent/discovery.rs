@@ -187,7 +187,7 @@ mod tests {
         };
         let why = refused(&data, &token, &pins[..1]);
         assert!(why.contains("--ca-hash"), "{why}");
-        // The pinned CA, and one of somebody else who knows the token.
+        // The pinned CA, and the CA of another server that knows the token.
         let foreign = pki::Pki::ensure(&dir.path().join("foreign"), &pki::Names::default());
         let foreign = foreign.unwrap();
         let encode = |pem: &str| BASE64_STANDARD.encode(pem);

@@ -29,7 +29,7 @@ use crate::shared::{ADDRESS, Shared, address_key};
 /// The name in [`crate::ALL`].
 pub const NAME: &str = "certificatesigningrequest-approving";
 
-/// The age at which a node's request that somebody else made needs manual approval: agents make a
+/// The age at which a node's request by another user needs manual approval: agents make a
 /// new one then. A token that was deleted must not leave requests behind that wait until the node of
 /// that name fails.
 const MAX_AGE: SignedDuration = SignedDuration::from_mins(15);
