@@ -55,7 +55,7 @@ pub use identity::VERSION_ANNOTATION;
 pub use local::LocalService;
 pub use registry::{
     Draft, Encryption, Header, NameSuffixes, ObjectCodec, RandomNameSuffixes, Reader, Registry,
-    Resource, Store, Stored,
+    Resource, Store, Stored, object_key,
 };
 pub use request::{Body, RequestInfo, ResourceRequest, User};
 pub use server::{ApiServer, Diagnose};
