@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// A run ends if no pod got a node for this long.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The result of a run.
 #[derive(Debug, Clone, Copy)]

@@ -15,9 +15,11 @@ use parking_lot::Mutex;
 
 use super::{AnyObject, Labelled, Object, cache::Named};
 
-/// The maximum size of the objects that an informer keeps decoded, in bytes of their stored form: about 2000 pods.
+/// The size of the objects that an informer keeps decoded, in bytes of their stored form: about 2000 pods.
 /// The decoded forms take two to three times as much.
 const DECODED: usize = 8 << 20;
+/// The same at most, while readers come back to more objects than that.
+const DECODED_IN_USE: usize = 12 * DECODED;
 
 pub(super) struct Slot {
     form: Form,
@@ -87,7 +89,7 @@ impl Slot {
         let object = object.expect("bytes that were decoded before");
         *form = Some(object.clone());
         drop(form);
-        decoded.add(self);
+        decoded.missed(self);
         object
     }
 
@@ -176,6 +178,7 @@ impl Named for Slot {
 pub(super) struct Decoded {
     /// Guards the queue. Never locked while a slot's own lock is held.
     queue: Mutex<Queue>,
+    /// The limit of the queue's size after a sweep.
     limit: usize,
     /// Decodes an object of the informer's kind.
     pub(super) decode: Decode,
@@ -195,6 +198,8 @@ fn decode<K: Object>(text: &str) -> Result<Arc<dyn AnyObject>, serde_json::Error
 struct Queue {
     slots: VecDeque<(Weak<Slot>, usize)>,
     size: usize,
+    /// The size above which decoded forms are dropped.
+    limit: usize,
 }
 
 impl Decoded {
@@ -203,6 +208,7 @@ impl Decoded {
         let queue = Queue {
             slots: VecDeque::new(),
             size: 0,
+            limit: DECODED,
         };
         Self {
             queue: Mutex::new(queue),
@@ -214,13 +220,24 @@ impl Decoded {
     /// Records a decoded slot, and drops decoded forms above the limit: the oldest first that were
     /// not read since the last check.
     fn add(&self, slot: &Arc<Slot>) {
+        self.push(&mut self.queue.lock(), slot);
+    }
+
+    /// Records a slot that had to be decoded again, and raises the limit by its size: a controller that reads more
+    /// objects each time than the limit allows would decode all of them each time.
+    fn missed(&self, slot: &Arc<Slot>) {
         let mut queue = self.queue.lock();
+        queue.limit = (queue.limit + slot.size()).min(DECODED_IN_USE.max(self.limit));
+        self.push(&mut queue, slot);
+    }
+
+    fn push(&self, queue: &mut Queue, slot: &Arc<Slot>) {
         let size = slot.size();
         queue.slots.push_back((Arc::downgrade(slot), size));
         queue.size += size;
         // Checks each at most twice.
         let mut looks = 2 * queue.slots.len();
-        while queue.size > self.limit && looks > 0 {
+        while queue.size > queue.limit && looks > 0 {
             looks -= 1;
             let Some((oldest, size)) = queue.slots.pop_front() else {
                 return;
@@ -237,7 +254,7 @@ impl Decoded {
         }
     }
 
-    /// Drops all decoded forms that were not read since the last sweep.
+    /// Drops all decoded forms that were not read since the last sweep, and lowers the limit to what is left.
     pub(super) fn sweep(&self) {
         let mut queue = self.queue.lock();
         let mut size = 0;
@@ -254,6 +271,7 @@ impl Decoded {
             keep
         });
         queue.size = size;
+        queue.limit = self.limit.max(size);
         let left = queue.slots.len();
         queue.slots.shrink_to(2 * left);
     }
@@ -428,7 +446,30 @@ pub(super) mod tests {
         assert!(is_decoded(&used));
         let kept = others.iter().filter(|slot| is_decoded(slot)).count();
         assert!(kept <= 4, "{kept}");
-        assert!(decoded.queue.lock().size <= decoded.limit);
+        let queue = decoded.queue.lock();
+        assert!(queue.size <= queue.limit);
+    }
+
+    #[test]
+    fn objects_above_the_limit_that_are_read_again_and_again_are_decoded_once() {
+        let one = Fake::object("10", 1, "").bytes().len();
+        let decoded = Decoded {
+            limit: 4 * one,
+            ..Decoded::new::<ConfigMap>()
+        };
+        decoded.sweep();
+        let slots: Vec<_> = (10..30)
+            .map(|number| Fake::object(&number.to_string(), 1, ""))
+            .map(|object| Slot::stored(object, false, &decoded).unwrap())
+            .collect();
+        let read = || slots.iter().map(|slot| slot.read(&decoded)).collect();
+        let _first: Vec<_> = read();
+        let (second, third): (Vec<_>, Vec<_>) = (read(), read());
+        let is_kept = |(one, other): (&Arc<_>, &Arc<_>)| Arc::ptr_eq(one, other);
+        assert!(second.iter().zip(&third).all(is_kept));
+        decoded.sweep();
+        decoded.sweep();
+        assert_eq!(decoded.queue.lock().limit, 4 * one);
     }
 
     #[test]
