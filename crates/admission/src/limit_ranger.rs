@@ -5,8 +5,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use kinds::tree;
-use machinery::{Object, Status, Value, json::Key, quantity::Quantity};
-
+use machinery::{
+    Object, Status, Value,
+    json::Key,
+    pod_resources::{Field, PodResources},
+    quantity::Quantity,
+};
 use quota::amounts::{self, Amounts};
 
 use super::{Attributes, Operation, Plugin};
@@ -144,10 +148,11 @@ fn pod_errors(pod: &Object, range: &Object) -> Vec<String> {
         }
     }
     for limit in limits(range, "Pod") {
-        let (requests, maxima) = (
-            amounts::of_pod(spec, "requests"),
-            amounts::of_pod(spec, "limits"),
-        );
+        let total = |field| {
+            let pod = PodResources::from_json(field, spec, None);
+            amounts::from_list(&pod.total_without_overhead())
+        };
+        let (requests, maxima) = (total(Field::Requests), total(Field::Limits));
         errors.extend(bounds("Pod", limit, &requests, &maxima));
     }
     errors
@@ -326,7 +331,7 @@ mod tests {
     #[test]
     fn pods_are_bounded_as_a_whole_and_claims_by_their_size() {
         let two = json!([{"resources": {"limits": {"cpu": "1"}}}, {"resources": {"limits": {"cpu": "1"}}}]);
-        let pod = object(json!({"spec": {"containers": two}}));
+        let pod = object(json!({"spec": {"containers": two, "overhead": {"cpu": "1"}}}));
         let errors = pod_errors(&pod, &range("Pod", json!({"max": {"cpu": "1500m"}})));
         assert_eq!(
             errors,

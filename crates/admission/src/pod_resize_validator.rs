@@ -5,10 +5,10 @@ use async_trait::async_trait;
 use kinds::tree;
 use machinery::{
     Object, Status, Value,
+    pod_resources::{Field, PodResources},
     quantity::{Format, Quantity},
     status::Cause,
 };
-
 use quota::amounts;
 
 use super::{Attributes, Operation, Plugin};
@@ -74,7 +74,7 @@ fn refuse(attributes: &Attributes<'_>, why: &str, reason: &str) -> Status {
 
 /// The resources that the pod requests beyond the node's.
 fn too_much(spec: &Value, allocatable: &Value) -> Option<String> {
-    let wanted = amounts::of_pod(spec, "requests");
+    let wanted = PodResources::from_json(Field::Requests, spec, None).total();
     let there = amounts::from_json(allocatable);
     let mut infeasible = Vec::new();
     for name in ["cpu", "memory"] {
@@ -82,11 +82,7 @@ fn too_much(spec: &Value, allocatable: &Value) -> Option<String> {
         let wanted = wanted.get(name).unwrap_or(&nothing);
         let there = there.get(name).unwrap_or(&nothing);
         if wanted > there {
-            let shown = |quantity: &Quantity| match name {
-                "cpu" => quantity.millis(),
-                _ => quantity.value(),
-            };
-            let (wanted, there) = (shown(wanted), shown(there));
+            let (wanted, there) = (wanted.units(name), there.units(name));
             infeasible.push(format!("{name}, requested: {wanted}, allocatable: {there}"));
         }
     }

@@ -19,12 +19,13 @@ use std::{
 };
 
 use k8s_openapi::{
-    api::core::v1::{Container, Node, NodeSelector, Pod},
+    api::core::v1::{Node, NodeSelector, Pod},
     apimachinery::pkg::api::resource::Quantity,
 };
+use machinery::{pod_resources::ResourceList, quantity};
 use parking_lot::Mutex;
+use reconcile::pod_resources::{Field, from_spec};
 use tokio::sync::watch;
-use volume::quantity;
 
 use crate::{
     make::apparmor,
@@ -288,14 +289,17 @@ pub(crate) fn shortages(
         .keys()
         .map(String::as_str)
         .filter(|name| !FIRST.contains(name));
+    let total = |pod| from_spec(Field::Requests, pod).total();
+    let (own, others) = (total(pod), others.iter().copied().map(total));
+    let others: Vec<ResourceList<'_>> = others.collect();
     let short = FIRST.into_iter().chain(rest).filter_map(|resource| {
-        let of = |pod: &Pod| match resource {
+        let of = |requests: &ResourceList<'_>| match resource {
             "pods" => 1,
-            _ => request(pod, resource),
+            _ => units(requests, resource),
         };
-        let capacity = amount(resource, allocatable.get(resource)?)?;
-        let requested = of(pod);
-        let used = sum(others.iter().map(|pod| of(pod)));
+        let capacity = quantity::units(&allocatable.get(resource)?.0, resource)?;
+        let requested = of(&own);
+        let used = sum(others.iter().map(of));
         let short = requested > 0 && requested.saturating_add(used) > capacity;
         short.then(|| Shortage {
             resource: resource.to_owned(),
@@ -307,47 +311,19 @@ pub(crate) fn shortages(
     short.collect()
 }
 
-fn amount(resource: &str, quantity: &Quantity) -> Option<i64> {
-    if resource == "cpu" {
-        quantity::milli(quantity)
-    } else {
-        quantity::value(quantity)
-    }
+/// A pod's total request: cpu in millicores, others in their own unit.
+pub(crate) fn request(pod: &Pod, resource: &str) -> i64 {
+    units(&from_spec(Field::Requests, pod).total(), resource)
 }
 
-/// A pod's request: its own, or the larger of its containers' sum with the sidecars and its largest
-/// init container; plus the overhead.
-pub(crate) fn request(pod: &Pod, resource: &str) -> i64 {
-    let spec = spec::spec(pod);
-    let in_list = |list: Option<&BTreeMap<String, Quantity>>| {
-        list.and_then(|list| list.get(resource))
-            .and_then(|quantity| amount(resource, quantity))
-    };
-    let overhead = in_list(spec.overhead.as_ref()).unwrap_or(0);
-    let own = spec.resources.as_ref();
-    if let Some(own) = in_list(own.and_then(|own| own.requests.as_ref())) {
-        return own.saturating_add(overhead);
-    }
-    let of = |container: &Container| {
-        let resources = container.resources.as_ref();
-        in_list(resources.and_then(|resources| resources.requests.as_ref())).unwrap_or(0)
-    };
-    let mains = sum(spec.containers.iter().map(of));
-    let (mut sidecars, mut peak) = (0i64, 0);
-    for container in spec::init_containers(pod) {
-        if spec::is_sidecar(container) {
-            sidecars = sidecars.saturating_add(of(container));
-            peak = peak.max(sidecars);
-        } else {
-            peak = peak.max(sidecars.saturating_add(of(container)));
-        }
-    }
-    let running = mains.saturating_add(sidecars);
-    running.max(peak).saturating_add(overhead)
+/// An amount of a list: cpu in millicores, others in their own unit; zero if the list has none.
+pub(crate) fn units(list: &ResourceList<'_>, resource: &str) -> i64 {
+    list.get(resource)
+        .map_or(0, |amount| amount.units(resource))
 }
 
 /// Sums quantities. Users may write any size, so the sum saturates.
-pub(crate) fn sum(amounts: impl Iterator<Item = i64>) -> i64 {
+fn sum(amounts: impl Iterator<Item = i64>) -> i64 {
     amounts.fold(0, i64::saturating_add)
 }
 

@@ -1,5 +1,6 @@
-//! The API's building blocks, independent of kinds: objects as JSON trees, the schema table and
-//! what uses it, field paths, errors, selectors, quantities, patches. Pure: no IO, no clock.
+//! The API's building blocks: objects as JSON trees, the schema table and what uses it, field paths,
+//! errors, selectors, quantities, patches. Independent of kinds, except for the total resources of a
+//! pod, which components of all layers count. Pure: no IO, no clock.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -19,6 +20,7 @@ pub mod normalise;
 pub mod openapi;
 pub mod patch;
 pub mod pattern;
+pub mod pod_resources;
 pub mod protobuf;
 pub mod quantity;
 pub mod schema;

@@ -85,6 +85,14 @@ impl Quantity {
         saturate(outward(self.nanos, NANO / 1000))
     }
 
+    /// As the scheduler and the kubelet count a resource: CPU in thousandths, others in whole units.
+    pub fn units(self, resource: &str) -> i64 {
+        match resource {
+            "cpu" => self.millis(),
+            _ => self.value(),
+        }
+    }
+
     /// As a float, for ratios.
     pub fn to_f64(self) -> f64 {
         self.nanos as f64 / NANO as f64
@@ -138,6 +146,22 @@ impl Quantity {
             format,
         }
     }
+}
+
+/// [`Quantity::value`] of a text; `None` if it is invalid.
+pub fn value(text: &str) -> Option<i64> {
+    text.parse().ok().map(Quantity::value)
+}
+
+/// [`Quantity::millis`] of a text; `None` if it is invalid.
+pub fn millis(text: &str) -> Option<i64> {
+    text.parse().ok().map(Quantity::millis)
+}
+
+/// [`Quantity::units`] of a text; `None` if it is invalid.
+pub fn units(text: &str, resource: &str) -> Option<i64> {
+    let quantity: Quantity = text.parse().ok()?;
+    Some(quantity.units(resource))
 }
 
 /// The quotient, rounded away from zero.
@@ -215,6 +239,26 @@ impl fmt::Display for Quantity {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn quantities_become_whole_numbers_rounded_up() {
+        let cases = [
+            ("100m", Some(100), Some(1)),
+            ("1", Some(1000), Some(1)),
+            ("1.5", Some(1500), Some(2)),
+            ("64Mi", Some(67_108_864_000), Some(67_108_864)),
+            ("1e3", Some(1_000_000), Some(1000)),
+            ("0.5Gi", Some(536_870_912_000), Some(536_870_912)),
+            ("1k", Some(1_000_000), Some(1000)),
+            ("x", None, None),
+            ("", None, None),
+        ];
+        for (text, in_millis, whole) in cases {
+            assert_eq!((millis(text), value(text)), (in_millis, whole), "{text}");
+            let (cpu, memory) = (units(text, "cpu"), units(text, "memory"));
+            assert_eq!((cpu, memory), (in_millis, whole), "{text}");
+        }
+    }
 
     #[test]
     fn quantities_are_printed_in_canonical_form() {

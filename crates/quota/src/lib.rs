@@ -8,7 +8,11 @@ pub mod scopes;
 mod tree;
 
 use amounts::Amounts;
-use machinery::{Object, Value, quantity::Quantity};
+use machinery::{
+    Object, Value,
+    pod_resources::{Field, PodResources},
+    quantity::Quantity,
+};
 
 const COMPUTE: &[&str] = &["cpu", "memory", "ephemeral-storage"];
 
@@ -78,20 +82,23 @@ pub fn usage(group: &str, resource: &str, object: &Object) -> Amounts {
 }
 
 fn pod_usage(usage: &mut Amounts, pod: &Object) {
-    let phase = tree::text(&tree::get(pod, "status")["phase"]);
+    let status = tree::get(pod, "status");
+    let phase = tree::text(&status["phase"]);
     if matches!(phase, "Succeeded" | "Failed") {
         return;
     }
     let spec = tree::get(pod, "spec");
     let one = Quantity::from_value(1, machinery::quantity::Format::Decimal);
     usage.insert("pods".to_owned(), one);
-    for (name, amount) in amounts::of_pod(spec, "requests") {
-        if COMPUTE.contains(&name.as_str()) || name.starts_with("hugepages-") {
-            usage.insert(name.clone(), amount);
+    // While a pod is resized, what it still has counts as well.
+    let total = |field| PodResources::from_json(field, spec, Some(status)).total();
+    for (name, amount) in total(Field::Requests) {
+        if COMPUTE.contains(&name) || name.starts_with("hugepages-") {
+            usage.insert(name.to_owned(), amount);
         }
         usage.insert(format!("requests.{name}"), amount);
     }
-    for (name, amount) in amounts::of_pod(spec, "limits") {
+    for (name, amount) in total(Field::Limits) {
         usage.insert(format!("limits.{name}"), amount);
     }
 }
@@ -120,7 +127,36 @@ fn service_usage(usage: &mut Amounts, spec: &Value) {
 
 #[cfg(test)]
 mod tests {
+    use machinery::json::json;
+
     use super::*;
+
+    #[test]
+    fn a_pod_is_charged_for_its_requests_and_limits() {
+        let container = json!({"name": "c", "resources": {
+            "requests": {"cpu": "1", "example.com/gpu": "2"}, "limits": {"memory": "1Gi"}}});
+        let spec = json!({"containers": [container], "overhead": {"cpu": "100m"}});
+        let status = json!({"name": "c", "resources": {"requests": {"cpu": "3"}}});
+        let charged = |status: Value| {
+            let pod = json!({"spec": spec, "status": status});
+            let pod = pod.as_object().cloned().unwrap_or_default();
+            usage("", "pods", &pod)
+                .into_iter()
+                .map(|(name, amount)| format!("{name}={amount}"))
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        let of = |cpu: &str| {
+            format!(
+                "count/pods=1 cpu={cpu} limits.memory=1Gi pods=1 requests.cpu={cpu} requests.example.com/gpu=2"
+            )
+        };
+        assert_eq!(charged(json!({})), of("1100m"));
+        // A resize that has not ended.
+        let status = json!({"containerStatuses": [status]});
+        assert_eq!(charged(status), of("3100m"));
+        assert_eq!(charged(json!({"phase": "Succeeded"})), "count/pods=1");
+    }
 
     #[test]
     fn quota_resource_names_map_to_counted_resources() {

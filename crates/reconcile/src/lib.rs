@@ -10,6 +10,7 @@ pub mod devices;
 pub mod election;
 mod metrics;
 pub mod placement;
+pub mod pod_resources;
 pub mod queue;
 pub mod recorder;
 pub mod runner;

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::{
-    api::core::v1::{Container, ContainerStatus, Pod, PodSpec, ResourceRequirements},
-    apimachinery::pkg::api::resource::Quantity,
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::api::resource as v1};
+use machinery::{
+    pod_resources::{self, ResourceList},
+    quantity::{Format, Quantity},
 };
-use machinery::quantity;
+use reconcile::pod_resources::{Field, from_pod};
 
 /// The default CPU request for scoring.
 const DEFAULT_MILLI_CPU: i64 = 100;
@@ -14,9 +15,7 @@ const DEFAULT_MEMORY: i64 = 200 * 1024 * 1024;
 
 /// The maximum amount: more than any machine has, but small enough that sums over a node's pods,
 /// and scores, do not overflow. Users may write any quantity.
-const MOST: i64 = 1 << 53;
-
-type Quantities = BTreeMap<String, Quantity>;
+const MAX_AMOUNT: i64 = 1 << 53;
 
 /// Resource amounts. CPU is in millicores; everything else in whole units.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -33,16 +32,17 @@ pub struct Resources {
 
 impl Resources {
     /// From the API's quantities. The API server rejects invalid ones; here they count as zero.
-    pub fn parse(quantities: Option<&Quantities>) -> Self {
+    pub fn parse(quantities: Option<&BTreeMap<String, v1::Quantity>>) -> Self {
+        let quantities = quantities.into_iter().flatten();
+        let quantities = quantities.map(|(name, quantity)| (name.as_str(), quantity.0.as_str()));
+        Self::from_list(&pod_resources::list(quantities))
+    }
+
+    fn from_list(list: &ResourceList<'_>) -> Self {
         let mut resources = Self::default();
-        for (name, quantity) in quantities.into_iter().flatten() {
-            let Ok(quantity) = quantity.0.parse::<quantity::Quantity>() else {
-                continue;
-            };
-            if name == "cpu" {
-                resources.cpu = quantity.millis().clamp(0, MOST);
-            } else if let Some(amount) = resources.amount_mut(name) {
-                *amount = quantity.value().clamp(0, MOST);
+        for (name, quantity) in list {
+            if let Some(amount) = resources.amount_mut(name) {
+                *amount = quantity.units(name).clamp(0, MAX_AMOUNT);
             }
         }
         resources
@@ -73,158 +73,32 @@ impl Resources {
         let others = self.others.values().all(|amount| *amount == 0);
         self.cpu == 0 && self.memory == 0 && self.ephemeral == 0 && others
     }
-
-    fn add(&mut self, other: &Self) {
-        let add = |sum: &mut i64, amount: i64| *sum = (*sum + amount).min(MOST);
-        add(&mut self.cpu, other.cpu);
-        add(&mut self.memory, other.memory);
-        add(&mut self.ephemeral, other.ephemeral);
-        for (name, amount) in &other.others {
-            add(self.others.entry(name.clone()).or_default(), *amount);
-        }
-    }
-
-    fn max(&mut self, other: &Self) {
-        self.cpu = self.cpu.max(other.cpu);
-        self.memory = self.memory.max(other.memory);
-        self.ephemeral = self.ephemeral.max(other.ephemeral);
-        for (name, amount) in &other.others {
-            let entry = self.others.entry(name.clone()).or_default();
-            *entry = (*entry).max(*amount);
-        }
-    }
 }
 
-/// The pod's requests: the larger of its containers and sidecars together, and its largest init
-/// container with the sidecars before it; plus the overhead. Pod-level requests replace the
-/// containers' sum. During a resize the larger of the spec and the allocated resources counts.
+/// The pod's requests. During a resize the larger of the spec and the allocated resources counts.
 pub fn requests(pod: &Pod) -> Resources {
-    total(pod, |requests, _| requests)
+    Resources::from_list(&from_pod(Field::Requests, pod).total())
 }
 
 /// CPU and memory with defaults for containers without requests: for scoring.
 pub fn non_zero(pod: &Pod) -> (i64, i64) {
-    let whole = pod_level(pod);
-    let known = requests(pod);
+    let mut resources = from_pod(Field::Requests, pod);
+    let known = resources.total();
     // Pod-level requests need no defaults for containers.
-    let fills = |amount: i64| whole.is_none() || amount == 0;
-    let (cpu, memory) = (fills(known.cpu), fills(known.memory));
-    let filled = total(pod, |mut requests, container| {
-        let asked = asked(container.resources.as_ref());
-        let names = |name: &str| asked.is_some_and(|asked| asked.contains_key(name));
-        if cpu && !names("cpu") {
-            requests.cpu = requests.cpu.max(DEFAULT_MILLI_CPU);
-        }
-        if memory && !names("memory") {
-            requests.memory = requests.memory.max(DEFAULT_MEMORY);
-        }
-        requests
-    });
+    let has_pod_level = !resources.pod_level.spec.is_empty();
+    let defaults = [
+        ("cpu", Quantity::from_millis(DEFAULT_MILLI_CPU)),
+        (
+            "memory",
+            Quantity::from_value(DEFAULT_MEMORY, Format::Binary),
+        ),
+    ];
+    resources.defaults = defaults
+        .into_iter()
+        .filter(|(name, _)| !has_pod_level || known.get(name).is_none_or(|sum| sum.is_zero()))
+        .collect();
+    let filled = Resources::from_list(&resources.total());
     (filled.cpu, filled.memory)
-}
-
-fn asked(resources: Option<&ResourceRequirements>) -> Option<&Quantities> {
-    resources.and_then(|resources| resources.requests.as_ref())
-}
-
-/// The pod-level requests, if they are of supported resources.
-fn pod_level(pod: &Pod) -> Option<&Quantities> {
-    let requests = asked(pod.spec.as_ref()?.resources.as_ref())?;
-    requests
-        .keys()
-        .any(|name| is_pod_level(name))
-        .then_some(requests)
-}
-
-fn is_pod_level(name: &str) -> bool {
-    name == "cpu" || name == "memory" || name.starts_with("hugepages-")
-}
-
-/// The larger of a container's requests and allocated resources.
-fn effective(pod: &Pod, container: &Container) -> Resources {
-    let spec = Resources::parse(asked(container.resources.as_ref()));
-    let Some(status) = status_of(pod, &container.name) else {
-        return spec;
-    };
-    let Some(actual) = &status.resources else {
-        return spec;
-    };
-    let mut most = if is_resize_infeasible(pod) {
-        Resources::default()
-    } else {
-        spec
-    };
-    most.max(&Resources::parse(actual.requests.as_ref()));
-    most.max(&Resources::parse(status.allocated_resources.as_ref()));
-    most
-}
-
-fn status_of<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
-    let status = pod.status.as_ref()?;
-    let containers = status.container_statuses.iter().flatten();
-    let inits = status.init_container_statuses.iter().flatten();
-    containers.chain(inits).find(|status| status.name == name)
-}
-
-fn is_resize_infeasible(pod: &Pod) -> bool {
-    let conditions = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.conditions.as_ref());
-    conditions.into_iter().flatten().any(|condition| {
-        condition.type_ == "PodResizePending" && condition.reason.as_deref() == Some("Infeasible")
-    })
-}
-
-fn total(pod: &Pod, adjust: impl Fn(Resources, &Container) -> Resources) -> Resources {
-    let none = PodSpec::default();
-    let spec = pod.spec.as_ref().unwrap_or(&none);
-    let mut sum = Resources::default();
-    for container in &spec.containers {
-        sum.add(&adjust(effective(pod, container), container));
-    }
-    let (mut sidecars, mut peak) = (Resources::default(), Resources::default());
-    for container in spec.init_containers.iter().flatten() {
-        if container.restart_policy.as_deref() == Some("Always") {
-            sidecars.add(&adjust(effective(pod, container), container));
-            peak.max(&sidecars);
-        } else {
-            let own = Resources::parse(asked(container.resources.as_ref()));
-            let mut during = sidecars.clone();
-            during.add(&adjust(own, container));
-            peak.max(&during);
-        }
-    }
-    sum.add(&sidecars);
-    sum.max(&peak);
-    if let Some(whole) = pod_level(pod) {
-        let most = whole_effective(pod, whole);
-        for name in whole.keys().filter(|name| is_pod_level(name)) {
-            if let Some(amount) = sum.amount_mut(name) {
-                *amount = most.amount(name);
-            }
-        }
-    }
-    sum.add(&Resources::parse(spec.overhead.as_ref()));
-    sum
-}
-
-/// The pod-level requests, with the allocated resources during a resize.
-fn whole_effective(pod: &Pod, whole: &Quantities) -> Resources {
-    let spec = Resources::parse(Some(whole));
-    let status = pod.status.as_ref();
-    let Some(actual) = status.and_then(|status| status.resources.as_ref()) else {
-        return spec;
-    };
-    let mut most = if is_resize_infeasible(pod) {
-        Resources::default()
-    } else {
-        spec
-    };
-    most.max(&Resources::parse(actual.requests.as_ref()));
-    let allocated = status.and_then(|status| status.allocated_resources.as_ref());
-    most.max(&Resources::parse(allocated));
-    most
 }
 
 #[cfg(test)]
@@ -315,6 +189,6 @@ mod tests {
         });
         let resources = requests(&pod(json!({"spec": spec})));
         let amounts = ["cpu", "memory", "example.com/a"].map(|name| resources.amount(name));
-        assert_eq!(amounts, [MOST; 3]);
+        assert_eq!(amounts, [MAX_AMOUNT; 3]);
     }
 }

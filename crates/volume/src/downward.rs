@@ -6,8 +6,9 @@ use k8s_openapi::{
     api::core::v1::{Container, Pod, ResourceFieldSelector},
     apimachinery::pkg::api::resource::Quantity,
 };
+use machinery::quantity;
 
-use crate::{Error, NodeFacts, Result, quantity};
+use crate::{Error, NodeFacts, Result};
 
 /// The text of a field path such as `metadata.labels['app']`.
 pub fn field(pod: &Pod, path: &str) -> Result<String> {
@@ -128,14 +129,8 @@ fn amount(
     let divisor = selector
         .divisor
         .as_ref()
-        .filter(|d| quantity::milli(d).unwrap_or(0) != 0);
-    let whole = |q: &Quantity| {
-        if resource == "cpu" {
-            quantity::milli(q)
-        } else {
-            quantity::value(q)
-        }
-    };
+        .filter(|d| quantity::millis(&d.0).unwrap_or(0) != 0);
+    let whole = |q: &Quantity| quantity::units(&q.0, resource);
     let per = match divisor {
         Some(divisor) => whole(divisor).unwrap_or(1).max(1),
         None if resource == "cpu" => 1000,

@@ -16,7 +16,6 @@ mod options;
 mod ownership;
 mod payload;
 pub mod plugins;
-pub mod quantity;
 pub mod storage;
 pub mod subpath;
 mod tree;

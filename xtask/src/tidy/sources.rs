@@ -77,11 +77,6 @@ const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[
         "one section after the other, in upstream's order",
     ),
     (
-        "crates/kubectl/src/commands/describe/node.rs",
-        "usage",
-        "one table: rows of pods, then the sums",
-    ),
-    (
         "crates/kubectl/src/commands/top.rs",
         "run",
         "from the query to the table's rows",

@@ -10,6 +10,7 @@ use std::{
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use machinery::quantity::Quantity;
+use reconcile::pod_resources::{Field, from_spec};
 
 use crate::pods::{condition, is_deleting, is_ready, phase};
 
@@ -340,8 +341,13 @@ fn requests(
     let mut requests = BTreeMap::new();
     for pod in pods {
         let name = pod.metadata.name.clone().unwrap_or_default();
-        let request = match pod_level_request(pod, resource) {
-            Some(request) if container.is_none() => request,
+        let resources = from_spec(Field::Requests, pod);
+        let request = match container {
+            None if !resources.pod_level.spec.is_empty() => {
+                let total = resources.total().get(resource).copied();
+                let missing = || format!("missing pod-level request for {resource} in Pod {name}");
+                total.ok_or_else(missing)?.millis()
+            }
             _ => container_requests(pod, &name, container, resource)?,
         };
         requests.insert(name, request);
@@ -351,12 +357,6 @@ fn requests(
 
 fn millis(text: &str) -> i64 {
     text.parse::<Quantity>().map_or(0, Quantity::millis)
-}
-
-fn pod_level_request(pod: &Pod, resource: &str) -> Option<i64> {
-    let resources = pod.spec.as_ref()?.resources.as_ref()?;
-    let request = resources.requests.as_ref()?.get(resource)?;
-    Some(millis(&request.0))
 }
 
 fn container_requests(

@@ -155,6 +155,22 @@ fn missing_metrics_and_requests_are_reported() {
 }
 
 #[test]
+fn pod_level_requests_take_precedence_and_the_overhead_counts() {
+    let mut pod = Arc::unwrap_or_clone(pod("p0", "Running", "True"));
+    let own = serde_json::json!({"containers": [], "overhead": {"cpu": "1"},
+        "resources": {"requests": {"cpu": "3"}}});
+    pod.spec = serde_json::from_value(own).unwrap();
+    let pods = [Arc::new(pod)];
+    let half = cpu(&pods, &[("p0", 2000)], 50).unwrap();
+    assert_eq!((half.replicas, half.utilization), (1, Some(50)));
+    let missing = by_utilization(&workload(&pods), samples(&[("p0", 1)]), "memory", None, 30);
+    assert_eq!(
+        missing.unwrap_err(),
+        "missing pod-level request for memory in Pod p0"
+    );
+}
+
+#[test]
 fn plain_values_are_compared_by_their_average() {
     let pods = running(3);
     let used = samples(&[("p0", 20_000), ("p1", 10_000), ("p2", 30_000)]);

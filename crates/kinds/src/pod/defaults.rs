@@ -1,11 +1,11 @@
 //! Defaults of pod specs.
 
-use super::resources::aggregate;
 use crate::tree::{
     child, child_or_new, default_empty, default_to, each, entries, get, is_empty, is_set, text,
     truth,
 };
 use machinery::json::json;
+use machinery::pod_resources::{Field, PodResources, ResourceList};
 use machinery::{Object, Value};
 
 /// Defaults of a pod template.
@@ -28,8 +28,8 @@ pub fn default_pod(pod: &mut Object) {
             default_requests(container);
         }
     }
-    default_huge_limits(spec);
-    default_whole_requests(spec);
+    default_pod_level_huge_pages(spec);
+    default_pod_level_requests(spec);
     default_to(spec, "enableServiceLinks", true);
     default_addresses(pod);
 }
@@ -47,8 +47,12 @@ fn default_requests(container: &mut Object) {
     }
 }
 
+fn containers_total(field: Field, spec: &Value) -> ResourceList<'_> {
+    PodResources::from_json(field, spec, None).containers_total()
+}
+
 /// Pod-level resources get the huge pages of the containers, unless set.
-fn default_huge_limits(spec: &mut Object) {
+fn default_pod_level_huge_pages(spec: &mut Object) {
     let own = get(spec, "resources");
     if is_empty(&own["limits"]) && is_empty(&own["requests"]) {
         return;
@@ -57,7 +61,7 @@ fn default_huge_limits(spec: &mut Object) {
     let Some(resources) = child(spec, "resources") else {
         return;
     };
-    for (name, amount) in aggregate(&holder, "limits") {
+    for (name, amount) in containers_total(Field::Limits, &holder) {
         if name.starts_with("hugepages-") && !is_set(&holder["resources"]["requests"][name]) {
             let limits = child_or_new(resources, "limits");
             default_to(limits, name, amount.to_string());
@@ -66,7 +70,7 @@ fn default_huge_limits(spec: &mut Object) {
 }
 
 /// Pod-level requests default to the containers' requests, or to the pod-level limits.
-fn default_whole_requests(spec: &mut Object) {
+fn default_pod_level_requests(spec: &mut Object) {
     if entries(&get(spec, "resources")["limits"]).next().is_none() {
         return;
     }
@@ -76,7 +80,7 @@ fn default_whole_requests(spec: &mut Object) {
         return;
     };
     let requests = child_or_new(resources, "requests");
-    for (name, amount) in aggregate(&holder, "requests") {
+    for (name, amount) in containers_total(Field::Requests, &holder) {
         if matches!(name, "cpu" | "memory") {
             default_to(requests, name, amount.to_string());
         }

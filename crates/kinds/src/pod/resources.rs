@@ -3,6 +3,7 @@
 use crate::check;
 use crate::tree::{entries, is_set, list, text};
 use machinery::field::{Error, Errors, Path};
+use machinery::pod_resources::{Field, PodResources};
 use machinery::quantity::Quantity;
 use machinery::{Value, format};
 use std::collections::{BTreeMap, BTreeSet};
@@ -252,17 +253,16 @@ pub(super) fn check_pod_resources(
         errors.push(Error::forbidden(&path.child("claims"), detail));
     }
     check_requirements(resources, check_pod_name, claims, &path, errors);
-    for (kind, asked) in [
-        ("requests", aggregate(spec, "requests")),
-        ("limits", aggregate(spec, "limits")),
-    ] {
-        for (name, sum) in asked {
-            let value = &resources[kind][name];
-            let compared = kind == "requests" || is_huge_page(name);
+    for field in [Field::Requests, Field::Limits] {
+        let (field_name, containers) = (field.as_str(), PodResources::from_json(field, spec, None));
+        for (name, sum) in containers.containers_total() {
+            let value = &resources[field_name][name];
+            let compared = field == Field::Requests || is_huge_page(name);
             if compared && is_set(value) && sum > quantity(value) {
-                let detail =
-                    format!("must be greater than or equal to aggregate container {kind} of {sum}");
-                let at = path.child(kind);
+                let detail = format!(
+                    "must be greater than or equal to aggregate container {field_name} of {sum}"
+                );
+                let at = path.child(field_name);
                 let at = at.key(name);
                 errors.push(Error::invalid(&at, text(value), detail));
             }
@@ -284,50 +284,6 @@ pub(super) fn check_pod_resources(
             }
         }
     }
-}
-
-/// The maximum that a pod's containers need at the same time: all main containers and sidecars, or
-/// one init container with the sidecars started before it.
-pub(super) fn aggregate<'a>(spec: &'a Value, kind: &str) -> BTreeMap<&'a str, Quantity> {
-    let mut sum: BTreeMap<&str, Quantity> = BTreeMap::new();
-    let mut sidecars: BTreeMap<&str, Quantity> = BTreeMap::new();
-    let mut start: BTreeMap<&str, Quantity> = BTreeMap::new();
-    let add = |to: &mut BTreeMap<&'a str, Quantity>, name: &'a str, amount: Quantity| {
-        let entry = to.entry(name).or_insert(Quantity::ZERO);
-        *entry = entry.plus(amount);
-    };
-    for container in list(&spec["containers"]) {
-        for (name, value) in entries(&container["resources"][kind]) {
-            add(&mut sum, name, quantity(value));
-        }
-    }
-    for container in list(&spec["initContainers"]) {
-        let sidecar = container["restartPolicy"] == "Always";
-        let own = &container["resources"][kind];
-        if sidecar {
-            for (name, value) in entries(own) {
-                add(&mut sum, name, quantity(value));
-                add(&mut sidecars, name, quantity(value));
-            }
-        }
-        let names = entries(own).map(|(name, _)| name.as_str());
-        let names: BTreeSet<&str> = names.chain(sidecars.keys().copied()).collect();
-        for name in names {
-            let beside = sidecars.get(name).copied().unwrap_or(Quantity::ZERO);
-            let need = if sidecar {
-                beside
-            } else {
-                beside.plus(quantity(&own[name]))
-            };
-            let most = start.entry(name).or_insert(need);
-            *most = (*most).max(need);
-        }
-    }
-    for (name, need) in start {
-        let entry = sum.entry(name).or_insert(need);
-        *entry = (*entry).max(need);
-    }
-    sum
 }
 
 /// `Guaranteed`, `Burstable` or `BestEffort`, by requests and limits.

@@ -12,6 +12,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Toleration};
+use machinery::quantity;
 use reconcile::Kind;
 use tracing::{info, warn};
 
@@ -351,7 +352,7 @@ fn usage(pod: &Pod, stats: Option<&PodStats>) -> PodUsage {
                 .and_then(|r| r.requests.as_ref());
             let of = |name: &str| {
                 let amount = requests.and_then(|requests| requests.get(name));
-                amount.and_then(volume::quantity::value).unwrap_or(0)
+                amount.map_or(0, |amount| quantity::value(&amount.0).unwrap_or(0))
             };
             (container.name.as_str(), [of("memory"), of(storage)])
         })

@@ -7,9 +7,10 @@ use k8s_openapi::{
     api::core::v1::{Container, Pod},
     apimachinery::pkg::api::resource::Quantity,
 };
-use volume::quantity;
+use machinery::quantity;
+use reconcile::pod_resources::{Field, from_spec};
 
-use crate::{admit, pod::spec};
+use crate::pod::spec;
 
 /// A pod's usage of local storage, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -43,7 +44,7 @@ pub fn exceeded(pod: &Pod, used: &LocalUsage) -> Option<String> {
 fn empty_dir(pod: &Pod, used: &LocalUsage) -> Option<String> {
     spec::spec(pod).volumes.iter().flatten().find_map(|volume| {
         let limit = volume.empty_dir.as_ref()?.size_limit.as_ref()?;
-        let bytes = quantity::value(limit).filter(|bytes| *bytes > 0)?;
+        let bytes = quantity::value(&limit.0).filter(|bytes| *bytes > 0)?;
         let exceeds = *used.volumes.get(&volume.name)? > bytes;
         exceeds.then(|| {
             format!(
@@ -59,27 +60,10 @@ fn limit(container: &Container) -> Option<&Quantity> {
     limits.get(STORAGE)
 }
 
-/// Checks the sum of the containers' limits, or the largest init container's. Containers without a
-/// limit add nothing, as upstream.
+/// Checks the pod's total limit. Containers without a limit add nothing, as upstream.
 fn whole_pod(pod: &Pod, used: &LocalUsage) -> Option<String> {
-    if !spec::containers(pod).any(|(_, container)| limit(&container).is_some()) {
-        return None;
-    }
-    let bytes = |container: &Container| limit(container).and_then(quantity::value).unwrap_or(0);
-    let mains = admit::sum(spec::spec(pod).containers.iter().map(bytes));
-    let (mut sidecars, mut peak) = (0i64, 0);
-    for container in spec::init_containers(pod) {
-        if spec::is_sidecar(container) {
-            sidecars = sidecars.saturating_add(bytes(container));
-            peak = peak.max(sidecars);
-        } else {
-            peak = peak.max(sidecars.saturating_add(bytes(container)));
-        }
-    }
-    let total = mains.saturating_add(sidecars).max(peak);
-    (used.total > total).then(|| {
-        let format = machinery::quantity::Format::Binary;
-        let total = machinery::quantity::Quantity::from_value(total, format);
+    let total = *from_spec(Field::Limits, pod).total().get(STORAGE)?;
+    (used.total > total.value()).then(|| {
         format!("Pod ephemeral local storage usage exceeds the total limit of containers {total}. ")
     })
 }
@@ -87,7 +71,7 @@ fn whole_pod(pod: &Pod, used: &LocalUsage) -> Option<String> {
 fn container(pod: &Pod, used: &LocalUsage) -> Option<String> {
     spec::spec(pod).containers.iter().find_map(|container| {
         let limit = limit(container)?;
-        let bytes = quantity::value(limit).filter(|bytes| *bytes > 0)?;
+        let bytes = quantity::value(&limit.0).filter(|bytes| *bytes > 0)?;
         let exceeds = *used.containers.get(&container.name)? > bytes;
         exceeds.then(|| {
             format!(

@@ -2,6 +2,7 @@
 //! picks it.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
+use reconcile::pod_resources::{Field, from_spec};
 
 use super::resources::{amount, amount_of_pod};
 use crate::{
@@ -47,11 +48,8 @@ fn unassigned(pod: &Pod) -> i64 {
         return 0;
     };
     let containers = spec::init_containers(pod).len() + spec::spec(pod).containers.len();
-    let mut alone = pod.clone();
-    if let Some(spec) = alone.spec.as_mut() {
-        (spec.resources, spec.overhead) = (None, None);
-    }
-    let rest = whole.saturating_sub(admit::request(&alone, "memory"));
+    let requested = from_spec(Field::Requests, pod).containers_total();
+    let rest = whole.saturating_sub(admit::units(&requested, "memory"));
     rest / i64::try_from(containers).unwrap_or(1).max(1)
 }
 

@@ -7,11 +7,12 @@ use k8s_openapi::{
     api::core::v1::{Container, Pod},
     apimachinery::pkg::api::resource::Quantity,
 };
-use volume::quantity;
+use machinery::quantity;
+use reconcile::pod_resources::{Field, from_spec};
 
 use super::oom;
 use crate::{
-    admit,
+    admit::units,
     pod::spec::{self, QosClass},
 };
 
@@ -71,12 +72,7 @@ pub fn shares(milli: i64) -> i64 {
 
 /// A quantity of a resource list: cpu in millicores, others in their own unit.
 fn listed(list: Option<&BTreeMap<String, Quantity>>, resource: &str) -> Option<i64> {
-    let quantity = list?.get(resource)?;
-    if resource == "cpu" {
-        quantity::milli(quantity)
-    } else {
-        quantity::value(quantity)
-    }
+    quantity::units(&list?.get(resource)?.0, resource)
 }
 
 /// A container's request or limit.
@@ -127,12 +123,12 @@ pub fn of_container(
 
 /// The sandbox's resources, without and with the pod's overhead.
 pub fn of_sandbox(pod: &Pod, cfs: CfsQuota) -> (LinuxContainerResources, LinuxContainerResources) {
-    let request = admit::request(pod, "cpu").saturating_sub(overhead(pod, "cpu"));
-    let limit = |resource| total(pod, "limits", resource).0;
+    let [requests, limits] = [Field::Requests, Field::Limits]
+        .map(|field| from_spec(field, pod).total_without_overhead());
     let own = linux(
-        Some(request).filter(|request| *request > 0),
-        limit("cpu"),
-        limit("memory"),
+        Some(units(&requests, "cpu")).filter(|request| *request > 0),
+        units(&limits, "cpu"),
+        units(&limits, "memory"),
         cfs,
     );
     let beside = if spec::spec(pod).overhead.is_some() {
@@ -248,16 +244,18 @@ pub struct PodBounds {
 /// The limits of a pod's cgroup: pod-level, or the sum of its containers; plus the overhead. A
 /// limit exists only if the pod or all of its containers have one.
 pub fn of_pod(pod: &Pod, cfs: CfsQuota, page_sizes: &[i64]) -> PodBounds {
-    let bound = |resource| match total(pod, "limits", resource) {
-        (sum, true) if sum > 0 => Some(sum.saturating_add(overhead(pod, resource))),
-        _ => None,
+    let limits = from_spec(Field::Limits, pod);
+    let (limit, requests) = (limits.total(), from_spec(Field::Requests, pod).total());
+    let bound = |resource| {
+        let sum = Some(units(&limit, resource)).filter(|sum| *sum > 0);
+        sum.filter(|_| limits.all_have(resource))
     };
     let pages = page_sizes
         .iter()
-        .map(|size| (page_name(*size), admit::request(pod, &page_resource(*size))));
+        .map(|size| (page_name(*size), units(&requests, &page_resource(*size))));
     let request = match spec::qos_class(pod) {
         QosClass::BestEffort => 0,
-        _ => admit::request(pod, "cpu"),
+        _ => units(&requests, "cpu"),
     };
     let quota = bound("cpu").map(|milli| cfs.quota(milli));
     PodBounds {
@@ -267,31 +265,6 @@ pub fn of_pod(pod: &Pod, cfs: CfsQuota, page_sizes: &[i64]) -> PodBounds {
         memory: bound("memory"),
         huge_pages: pages.collect(),
     }
-}
-
-/// The pod-level amount, or the sum of the containers, and whether all of them have one. Init
-/// containers count by their maximum, sidecars are added to everything after them.
-fn total(pod: &Pod, list: &str, resource: &str) -> (i64, bool) {
-    if let Some(own) = amount_of_pod(pod, list, resource) {
-        return (own, true);
-    }
-    let mut complete = true;
-    let mut of = |container: &Container| {
-        let found = amount(container, list, resource).filter(|amount| *amount > 0);
-        complete &= found.is_some();
-        found.unwrap_or(0)
-    };
-    let mains = admit::sum(spec::spec(pod).containers.iter().map(&mut of));
-    let (mut sidecars, mut peak) = (0i64, 0);
-    for container in spec::init_containers(pod) {
-        let own = of(container);
-        if spec::is_sidecar(container) {
-            sidecars = sidecars.saturating_add(own);
-        } else {
-            peak = peak.max(sidecars.saturating_add(own));
-        }
-    }
-    (mains.saturating_add(sidecars).max(peak), complete)
 }
 
 #[cfg(test)]
@@ -378,7 +351,7 @@ mod tests {
         let container = &pod.spec.as_ref().unwrap().containers[0];
         let made = of_container(&pod, container, NODE);
         assert!(made.cpu_quota > 0 && made.memory_limit_in_bytes > 0);
-        assert_eq!(admit::request(&pod, "memory"), i64::MAX);
+        assert_eq!(crate::admit::request(&pod, "memory"), i64::MAX);
         assert!(Bounds::from(&made).cpu_limit(NODE.cfs) > 0);
     }
 

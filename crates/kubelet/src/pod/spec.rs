@@ -10,7 +10,7 @@ use k8s_openapi::{
     api::core::v1::{Container, EphemeralContainer, Pod, PodSpec},
     apimachinery::pkg::api::resource::Quantity,
 };
-use volume::quantity;
+use machinery::quantity;
 
 /// The role of a container in its pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -243,7 +243,7 @@ pub fn qos_class(pod: &Pod) -> QosClass {
     };
     let asks = |list: Option<&BTreeMap<String, Quantity>>, key: &str| {
         list.and_then(|list| list.get(key))
-            .and_then(quantity::milli)
+            .and_then(|amount| quantity::millis(&amount.0))
             .filter(|amount| *amount > 0)
     };
     let any = parts.iter().any(|(requests, limits)| {

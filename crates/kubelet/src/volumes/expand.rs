@@ -8,12 +8,10 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
+use machinery::quantity;
 use serde_json::{Value, json};
 use tracing::warn;
-use volume::{
-    quantity,
-    storage::{Expanded, Key, Spec, StepError},
-};
+use volume::storage::{Expanded, Key, Spec, StepError};
 
 use crate::{Error, Result, core::Core, pod::spec};
 
@@ -33,7 +31,7 @@ fn growth(volume: &Spec) -> Option<Growth> {
     let of_volume = volume.volume.as_ref()?.spec.as_ref()?.capacity.as_ref()?;
     let size = |map: Option<&std::collections::BTreeMap<String, Quantity>>| {
         let size = map?.get("storage")?.clone();
-        Some((quantity::value(&size)?, size))
+        Some((quantity::value(&size.0)?, size))
     };
     let (target, target_size) = size(Some(of_volume))?;
     let current = size(claim.capacity.as_ref()).map_or(0, |(bytes, _)| bytes);
@@ -128,7 +126,7 @@ pub(super) async fn expand(core: &Core, pod: &Pod, volume: &Spec, key: &Key) -> 
 fn final_error(claim: &PersistentVolumeClaim, growth: &Growth, why: &str) -> Value {
     let requests = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
     let requested = requests.and_then(|all| all.requests.as_ref()?.get("storage"));
-    let requested = requested.and_then(quantity::value);
+    let requested = requested.and_then(|size| quantity::value(&size.0));
     let conditions = claim.status.as_ref().and_then(|it| it.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
     let has_failed = conditions.any(|one| one.type_ == "NodeResizeError" && one.status == "True");

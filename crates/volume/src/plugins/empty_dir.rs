@@ -9,9 +9,13 @@ use k8s_openapi::{
     api::core::v1::{Pod, ResourceRequirements, Volume},
     apimachinery::pkg::api::resource::Quantity,
 };
+use machinery::{
+    pod_resources::{Field, PodResources},
+    quantity,
+};
 
 use super::make_dir;
-use crate::{Error, MountOptions, Plugin, Request, Result, ownership, quantity};
+use crate::{Error, MountOptions, Plugin, Request, Result, ownership};
 
 const HUGE_PAGES: &str = "HugePages";
 
@@ -38,7 +42,7 @@ impl Plugin for EmptyDir {
         }
         let limit = source
             .and_then(|s| s.size_limit.as_ref())
-            .and_then(quantity::value);
+            .and_then(|limit| quantity::value(&limit.0));
         match medium {
             "" => make_dir(dir, 0o777)?,
             "Memory" => {
@@ -68,7 +72,7 @@ impl Plugin for EmptyDir {
 fn memory_size(request: &Request, limit: Option<i64>) -> Option<u64> {
     let of_node = request.node.allocatable.get("memory");
     let bounds = [
-        of_node.and_then(quantity::value),
+        of_node.and_then(|memory| quantity::value(&memory.0)),
         pod_memory(request.pod),
         limit,
     ];
@@ -80,28 +84,14 @@ fn memory_size(request: &Request, limit: Option<i64>) -> Option<u64> {
     least.and_then(|bound| u64::try_from(bound).ok())
 }
 
-/// The pod's memory limit: its own, or the sum of all of its containers.
+/// The pod's memory limit, if it holds for all containers.
 fn pod_memory(pod: &Pod) -> Option<i64> {
-    let spec = pod.spec.as_ref()?;
-    let limit = |resources: Option<&ResourceRequirements>| {
-        quantity::value(resources?.limits.as_ref()?.get("memory")?).filter(|limit| *limit > 0)
-    };
-    if let Some(own) = limit(spec.resources.as_ref()) {
-        return Some(own);
-    }
-    let (mut running, mut peak) = (0i64, 0i64);
-    for container in spec.init_containers.iter().flatten() {
-        let own = limit(container.resources.as_ref())?;
-        if container.restart_policy.as_deref() == Some("Always") {
-            running = running.saturating_add(own);
-        } else {
-            peak = peak.max(running.saturating_add(own));
-        }
-    }
-    for container in &spec.containers {
-        running = running.saturating_add(limit(container.resources.as_ref())?);
-    }
-    Some(running.max(peak))
+    let spec = machinery::json::to_value_or_null(&pod.spec);
+    let limits = PodResources::from_json(Field::Limits, &spec, None);
+    let total = limits.total().get("memory").copied();
+    total
+        .filter(|_| limits.all_have("memory"))
+        .map(quantity::Quantity::value)
 }
 
 /// The huge page size that the pod requests, in bytes; the medium may select one of several.
@@ -118,14 +108,14 @@ fn page_size(pod: &Pod, medium: &str) -> Result<i64> {
     };
     let sizes: BTreeSet<i64> = lists
         .flat_map(requests)
-        .filter_map(|(name, _)| bytes(name.strip_prefix("hugepages-")?))
+        .filter_map(|(name, _)| quantity::value(name.strip_prefix("hugepages-")?))
         .collect();
     let wanted = medium
         .strip_prefix(HUGE_PAGES)
         .and_then(|rest| rest.strip_prefix('-'));
     let mut fitting = sizes
         .into_iter()
-        .filter(|size| wanted.is_none_or(|wanted| bytes(wanted) == Some(*size)));
+        .filter(|size| wanted.is_none_or(|wanted| quantity::value(wanted) == Some(*size)));
     match (fitting.next(), fitting.next()) {
         (Some(size), None) => Ok(size),
         (None, _) => Err(Error::HugePages(format!(
@@ -135,10 +125,6 @@ fn page_size(pod: &Pod, medium: &str) -> Result<i64> {
             "medium: {medium} can't be used if container requests multiple huge page sizes"
         ))),
     }
-}
-
-fn bytes(text: &str) -> Option<i64> {
-    quantity::value(&Quantity(text.to_owned()))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use std::{
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{LocalVolumeSource, Pod};
+use machinery::quantity;
 use rustix::{
     fs::{Mode, OFlags, ResolveFlags},
     io::Errno,
@@ -21,7 +22,7 @@ use rustix::{
 
 use super::mounted::{link_device, measure, remove_mount_point, unlink_device};
 use crate::{
-    Error, MountOptions, Mounter, Result, format, image, ownership, quantity,
+    Error, MountOptions, Mounter, Result, format, image, ownership,
     storage::{
         Expand, Expanded, Host, Measure, Measuring, PodMount, Publish, Spec, Staged, Step,
         StepError, StoragePlugin, run_blocking,
@@ -49,7 +50,7 @@ fn is_enforced(spec: &Spec) -> bool {
 fn capacity(spec: &Spec) -> Step<u64> {
     let volume = spec.volume.as_ref().and_then(|volume| volume.spec.as_ref());
     let size = volume.and_then(|volume| volume.capacity.as_ref()?.get("storage"));
-    let bytes = size.and_then(quantity::value);
+    let bytes = size.and_then(|size| quantity::value(&size.0));
     let bytes = bytes.and_then(|bytes| u64::try_from(bytes).ok());
     bytes.ok_or_else(|| StepError::Failed("the volume has no capacity".to_owned()))
 }

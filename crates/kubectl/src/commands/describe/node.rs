@@ -1,7 +1,11 @@
 //! Nodes: capacity, pods, and allocated resources.
 
 use anyhow::Result;
-use machinery::quantity::Quantity;
+use machinery::{
+    Value as Object,
+    pod_resources::{Field, PodResources, ResourceList},
+    quantity::Quantity,
+};
 use serde_json::Value;
 
 use crate::{
@@ -170,41 +174,18 @@ fn quantity(value: &Value) -> Quantity {
     plain(value).parse().unwrap_or(Quantity::ZERO)
 }
 
-/// A pod's amount of a resource: the sum of its containers, or the largest init container if that
-/// is more.
-fn pod_amount(pod: &Value, field: &str, resource: &str) -> Quantity {
-    let zero = Quantity::ZERO;
-    let of = |container: &Value| match &container["resources"][field][resource] {
-        Value::Null => zero,
-        value => quantity(value),
-    };
-    let level = &pod["spec"]["resources"][field][resource];
-    if !level.is_null() {
-        return quantity(level);
-    }
-    let add = |sum: Quantity, more: Quantity| if sum.is_zero() { more } else { sum.plus(more) };
-    let mut sum = list(&pod["spec"]["containers"]).map(of).fold(zero, add);
-    let (mut sidecars, mut most) = (zero, zero);
-    for container in list(&pod["spec"]["initContainers"]) {
-        let wanted = match container["restartPolicy"] == "Always" {
-            true => {
-                sidecars = add(sidecars, of(container));
-                sidecars
-            }
-            false => add(sidecars, of(container)),
-        };
-        if wanted.to_f64() > most.to_f64() {
-            most = wanted;
-        }
-    }
-    sum = add(sum, sidecars);
-    if most.to_f64() > sum.to_f64() {
-        sum = most;
-    }
-    match pod["spec"]["overhead"][resource].is_null() {
-        true => sum,
-        false => add(sum, quantity(&pod["spec"]["overhead"][resource])),
-    }
+/// A pod's requests or limits in its spec; with those in its status, as they count during a resize.
+fn total(pod: &Object, field: Field, with_status: bool) -> ResourceList<'_> {
+    let status = with_status.then(|| &pod["status"]);
+    PodResources::from_json(field, &pod["spec"], status).total()
+}
+
+/// The requests or limits of all pods in their specs.
+fn node_total(pods: &[Object], field: Field, resource: &str) -> Quantity {
+    let of_pods = pods
+        .iter()
+        .filter_map(|pod| total(pod, field, false).get(resource).copied());
+    of_pods.fold(Quantity::ZERO, Quantity::plus)
 }
 
 fn usage(text: &mut Text, node: &Value, pods: &[Value]) {
@@ -212,15 +193,23 @@ fn usage(text: &mut Text, node: &Value, pods: &[Value]) {
         true => &node["status"]["allocatable"],
         false => &node["status"]["capacity"],
     };
-    let cell = |amount: Quantity, resource: &str| {
-        let available = quantity(&allocatable[resource]).to_f64();
-        let percent = if available == 0.0 {
-            0.0
-        } else {
-            amount.to_f64() / available * 100.0
-        };
-        format!("{amount} ({}%)", percent as i64)
+    let objects: Vec<Object> = pods.iter().map(machinery::json::to_value_or_null).collect();
+    pod_table(text, allocatable, pods, &objects);
+    total_table(text, allocatable, &objects);
+}
+
+/// An amount and its share of the node's.
+fn cell(allocatable: &Value, amount: Quantity, resource: &str) -> String {
+    let available = quantity(&allocatable[resource]).to_f64();
+    let percent = if available == 0.0 {
+        0.0
+    } else {
+        amount.to_f64() / available * 100.0
     };
+    format!("{amount} ({}%)", percent as i64)
+}
+
+fn pod_table(text: &mut Text, allocatable: &Value, pods: &[Value], objects: &[Object]) {
     text.line(
         0,
         &format!("Non-terminated Pods:\t({} in total)", pods.len()),
@@ -233,36 +222,38 @@ fn usage(text: &mut Text, node: &Value, pods: &[Value]) {
         1,
         "---------\t----\t\t------------\t----------\t---------------\t-------------\t---",
     );
-    for pod in pods {
-        let amount = |field: &str, resource: &str| cell(pod_amount(pod, field, resource), resource);
+    for (pod, object) in pods.iter().zip(objects) {
+        let [requests, limits] =
+            [Field::Requests, Field::Limits].map(|field| total(object, field, true));
+        let amount = |list: &ResourceList<'_>, resource: &str| {
+            let amount = list.get(resource).copied().unwrap_or(Quantity::ZERO);
+            cell(allocatable, amount, resource)
+        };
         text.line(
             1,
             &format!(
                 "{}\t{}\t\t{}\t{}\t{}\t{}\t{}",
                 str_of(&pod["metadata"]["namespace"]),
                 str_of(&pod["metadata"]["name"]),
-                amount("requests", "cpu"),
-                amount("limits", "cpu"),
-                amount("requests", "memory"),
-                amount("limits", "memory"),
+                amount(&requests, "cpu"),
+                amount(&limits, "cpu"),
+                amount(&requests, "memory"),
+                amount(&limits, "memory"),
                 since(&pod["metadata"]["creationTimestamp"])
             ),
         );
     }
+}
+
+fn total_table(text: &mut Text, allocatable: &Value, pods: &[Object]) {
     text.line(
         0,
         "Allocated resources:\n  (Total limits may be over 100 percent, i.e., overcommitted.)",
     );
     text.line(1, "Resource\tRequests\tLimits");
     text.line(1, "--------\t--------\t------");
-    let total = |field: &str, resource: &str| {
-        let zero = Quantity::ZERO;
-        pods.iter()
-            .map(|pod| pod_amount(pod, field, resource))
-            .fold(
-                zero,
-                |sum, more| if sum.is_zero() { more } else { sum.plus(more) },
-            )
+    let totals = |resource: &str| {
+        [Field::Requests, Field::Limits].map(|field| node_total(pods, field, resource))
     };
     let standard = ["cpu", "memory", "ephemeral-storage"];
     let huge: Vec<&str> = entries(allocatable)
@@ -271,10 +262,7 @@ fn usage(text: &mut Text, node: &Value, pods: &[Value]) {
         .filter(|name| name.starts_with("hugepages-"))
         .collect();
     for resource in standard.iter().copied().chain(huge.iter().copied()) {
-        let (requests, limits) = (
-            cell(total("requests", resource), resource),
-            cell(total("limits", resource), resource),
-        );
+        let [requests, limits] = totals(resource).map(|amount| cell(allocatable, amount, resource));
         text.line(1, &format!("{resource}\t{requests}\t{limits}"));
     }
     let is_extended =
@@ -283,13 +271,30 @@ fn usage(text: &mut Text, node: &Value, pods: &[Value]) {
         .into_iter()
         .filter(|(name, _)| is_extended(name))
     {
-        text.line(
-            1,
-            &format!(
-                "{resource}\t{}\t{}",
-                total("requests", resource),
-                total("limits", resource)
-            ),
-        );
+        let [requests, limits] = totals(resource);
+        text.line(1, &format!("{resource}\t{requests}\t{limits}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_resize_counts_for_the_pod_and_not_in_the_sum() {
+        let resources = |cpu: &str| json!({"requests": {"cpu": cpu}});
+        let pod = json!({
+            "metadata": {"namespace": "default", "name": "web"},
+            "spec": {"containers": [{"name": "a", "resources": resources("500m")}]},
+            "status": {"containerStatuses": [{"name": "a", "resources": resources("1")}]},
+        });
+        let node = json!({"status": {"allocatable": {"cpu": "2", "memory": "1Gi"}}});
+        let mut text = Text::default();
+        usage(&mut text, &node, &[pod]);
+        let shown = text.with_tabs();
+        assert!(shown.contains("web\t\t1 (50%)\t0 (0%)"), "{shown}");
+        assert!(shown.contains("cpu\t500m (25%)\t0 (0%)"), "{shown}");
     }
 }

@@ -3,15 +3,12 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{
-    api::core::v1::{Container, Pod, PodStatus, ResourceRequirements},
+    api::core::v1::{Pod, PodStatus, ResourceRequirements},
     apimachinery::pkg::api::resource::Quantity,
 };
-use machinery::quantity::Quantity as Amount;
+use reconcile::pod_resources::{Field, from_spec};
 
 use super::{Facts, Resize};
-use crate::pod::spec;
-
-type List = BTreeMap<String, Amount>;
 
 /// Sets both. While a resize is in progress, the previous resources are in effect.
 pub(super) fn set(facts: &Facts, status: &mut PodStatus) {
@@ -24,79 +21,19 @@ pub(super) fn set(facts: &Facts, status: &mut PodStatus) {
 }
 
 fn set_given(pod: &Pod, status: &mut PodStatus) {
-    let requests = total(pod, |resources| resources.requests.as_ref(), true);
-    let limits = total(pod, |resources| resources.limits.as_ref(), false);
-    let some = |list: List| {
-        let list = list.into_iter();
-        let list: BTreeMap<String, Quantity> = list
-            .map(|(name, amount)| (name, Quantity(amount.to_string())))
+    let total = |field| {
+        let total = from_spec(field, pod).total().into_iter();
+        let total: BTreeMap<String, Quantity> = total
+            .map(|(name, amount)| (name.to_owned(), Quantity(amount.to_string())))
             .collect();
-        Some(list).filter(|list| !list.is_empty())
+        Some(total).filter(|list| !list.is_empty())
     };
-    status.allocated_resources = some(requests);
+    status.allocated_resources = total(Field::Requests);
     status.resources = Some(ResourceRequirements {
         requests: status.allocated_resources.clone(),
-        limits: some(limits),
+        limits: total(Field::Limits),
         ..Default::default()
     });
-}
-
-/// The pod-level resources or the sums of the containers, plus the overhead (for limits only where
-/// a limit exists). Init containers count by their maximum, sidecars are added to everything after
-/// them.
-fn total(
-    pod: &Pod,
-    list: fn(&ResourceRequirements) -> Option<&BTreeMap<String, Quantity>>,
-    with_new: bool,
-) -> List {
-    let spec = spec::spec(pod);
-    let of = |container: &Container| read(container.resources.as_ref().and_then(list));
-    let (mut running, mut peak) = (List::new(), List::new());
-    for container in spec::init_containers(pod) {
-        if spec::is_sidecar(container) {
-            add(&mut running, of(container));
-            raise(&mut peak, running.clone());
-        } else {
-            let mut now = running.clone();
-            add(&mut now, of(container));
-            raise(&mut peak, now);
-        }
-    }
-    for container in &spec.containers {
-        add(&mut running, of(container));
-    }
-    raise(&mut running, peak);
-    for (name, amount) in read(spec.resources.as_ref().and_then(list)) {
-        running.insert(name, amount);
-    }
-    for (name, amount) in read(spec.overhead.as_ref()) {
-        match running.get_mut(&name) {
-            Some(known) if with_new || !known.is_zero() => *known = known.plus(amount),
-            None if with_new => _ = running.insert(name, amount),
-            _ => {}
-        }
-    }
-    running
-}
-
-fn read(list: Option<&BTreeMap<String, Quantity>>) -> List {
-    let list = list.into_iter().flatten();
-    list.filter_map(|(name, text)| Some((name.clone(), text.0.parse().ok()?)))
-        .collect()
-}
-
-fn add(to: &mut List, more: List) {
-    for (name, amount) in more {
-        let sum = to.get(&name).map_or(amount, |known| known.plus(amount));
-        to.insert(name, sum);
-    }
-}
-
-fn raise(to: &mut List, other: List) {
-    for (name, amount) in other {
-        let larger = to.get(&name).map_or(amount, |known| (*known).max(amount));
-        to.insert(name, larger);
-    }
 }
 
 #[cfg(test)]
