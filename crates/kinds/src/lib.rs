@@ -138,16 +138,7 @@ pub trait Kind: Send + Sync + 'static {
     fn schema(&self) -> Option<&'static str>;
     /// Verbs of the main resource, in discovery's order.
     fn verbs(&self) -> &'static [&'static str] {
-        &[
-            "create",
-            "delete",
-            "deletecollection",
-            "get",
-            "list",
-            "patch",
-            "update",
-            "watch",
-        ]
+        builtin::VERBS
     }
     /// Subresources such as `status`, `scale`, `binding`.
     fn subresources(&self) -> &[&'static str] {

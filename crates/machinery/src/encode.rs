@@ -27,15 +27,15 @@ const OWNED_DEPTH: usize = 5;
 
 /// The bytes of an object of a known type, or of a custom resource.
 pub fn object(schema: Option<&'static Type>, object: &Object) -> Encoded {
-    whole(schema, object, None)
+    encode_object(schema, object, None)
 }
 
 /// The bytes of a new object whose creator owns these fields ([`crate::apply::track_new`]).
 pub fn new_object(schema: Option<&'static Type>, object: &Object, owned: Option<&[u8]>) -> Encoded {
-    whole(schema, object, owned)
+    encode_object(schema, object, owned)
 }
 
-fn whole(schema: Option<&'static Type>, object: &Object, owned: Option<&[u8]>) -> Encoded {
+fn encode_object(schema: Option<&'static Type>, object: &Object, owned: Option<&[u8]>) -> Encoded {
     let mut writer = Writer::with_capacity(4096);
     writer.owned = owned;
     match schema {

@@ -22,7 +22,7 @@ pub fn object(
     value: Value,
     findings: &mut Findings,
 ) -> Result<Object, String> {
-    whole(schema, value, Words::Json, findings)
+    normalise(schema, value, Words::Json, findings)
 }
 
 /// As [`object`], for a tree that was built and not parsed: errors are worded differently, and
@@ -32,10 +32,10 @@ pub fn converted(
     value: Value,
     findings: &mut Findings,
 ) -> Result<Object, String> {
-    whole(schema, value, Words::Conversion, findings)
+    normalise(schema, value, Words::Conversion, findings)
 }
 
-fn whole(
+fn normalise(
     schema: &'static Type,
     value: Value,
     words: Words,
@@ -50,8 +50,8 @@ fn whole(
         ended: false,
     };
     match value {
-        Value::Object(map) => walk.whole(schema, map),
-        Value::Null => walk.whole(schema, Object::new()),
+        Value::Object(map) => walk.root(schema, map),
+        Value::Null => walk.root(schema, Object::new()),
         other => Err(format!(
             "json: cannot unmarshal {} into Go value of type {}.{}",
             kind_of(&other),
@@ -103,7 +103,7 @@ pub fn metadata(metadata: Value, at: &str, findings: &mut Findings) -> Result<Va
         Value::Null => Ok(Value::Object(Object::new())),
         Value::Object(mut map) => {
             sort_map(&mut map);
-            walk.whole(schema, map).map(Value::Object)
+            walk.root(schema, map).map(Value::Object)
         }
         other => Err(format!(
             "json: cannot unmarshal {} into Go value of type v1.ObjectMeta",
@@ -222,7 +222,7 @@ impl Walk<'_> {
         )
     }
 
-    fn whole(&mut self, schema: &'static Type, map: Object) -> Result<Object, String> {
+    fn root(&mut self, schema: &'static Type, map: Object) -> Result<Object, String> {
         let object = self.fields(schema, map)?;
         match self.misfit.take() {
             Some(misfit) => Err(misfit),

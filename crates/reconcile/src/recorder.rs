@@ -53,7 +53,7 @@ impl Kind {
 }
 
 #[derive(Debug, Clone)]
-struct Said {
+struct QueuedEvent {
     about: ObjectReference,
     kind: Kind,
     reason: String,
@@ -63,7 +63,7 @@ struct Said {
 /// Records events of one component. Clones share it.
 #[derive(Clone)]
 pub struct Recorder {
-    said: Option<mpsc::Sender<Said>>,
+    queue: Option<mpsc::Sender<QueuedEvent>>,
 }
 
 impl Recorder {
@@ -74,24 +74,26 @@ impl Recorder {
 
     /// The same for a component on a node.
     pub fn from_host(context: &Context, client: kube::Client, component: &str, host: &str) -> Self {
-        let (sender, mut said) = mpsc::channel(WAITING);
+        let (sender, mut queue) = mpsc::channel(WAITING);
         let mut correlator = Correlator::new(component, host, Arc::new(SystemClock));
         context.spawn("events", async move {
-            while let Some(said) = said.recv().await {
-                write(&client, &mut correlator, said).await;
+            while let Some(queued) = queue.recv().await {
+                write(&client, &mut correlator, queued).await;
             }
         });
-        Self { said: Some(sender) }
+        Self {
+            queue: Some(sender),
+        }
     }
 
     /// Discards everything, for tests.
     pub fn silent() -> Self {
-        Self { said: None }
+        Self { queue: None }
     }
 
     /// Whether an event would be dropped now, because too many wait: then its message need not be made.
     pub fn is_full(&self) -> bool {
-        self.said
+        self.queue
             .as_ref()
             .is_none_or(|sender| sender.capacity() == 0)
     }
@@ -104,23 +106,23 @@ impl Recorder {
         reason: &str,
         message: impl Into<String>,
     ) {
-        let Some(sender) = &self.said else { return };
-        let said = Said {
+        let Some(sender) = &self.queue else { return };
+        let queued = QueuedEvent {
             about: about.clone(),
             kind,
             reason: reason.to_owned(),
             message: message.into(),
         };
-        if let Err(error) = sender.try_send(said) {
+        if let Err(error) = sender.try_send(queued) {
             debug!(%error, "event dropped");
         }
     }
 }
 
-async fn write(client: &kube::Client, correlator: &mut Correlator, said: Said) {
-    let namespace = namespace_of(&said.about);
+async fn write(client: &kube::Client, correlator: &mut Correlator, queued: QueuedEvent) {
+    let namespace = namespace_of(&queued.about);
     let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
-    let outcome = match correlator.correlate(said) {
+    let outcome = match correlator.correlate(queued) {
         Outcome::Drop => return,
         Outcome::Create(event) => create(client, &namespace, &event).await,
         Outcome::Count { name, patch, event } => {
@@ -207,30 +209,33 @@ impl Correlator {
         }
     }
 
-    fn correlate(&mut self, said: Said) -> Outcome {
+    fn correlate(&mut self, queued: QueuedEvent) -> Outcome {
         self.forget_when_full();
-        let object = object_key(&said.about);
-        if !self.allow(format!("{object} {}", said.kind.as_str())) {
+        let object = object_key(&queued.about);
+        if !self.allow(format!("{object} {}", queued.kind.as_str())) {
             return Outcome::Drop;
         }
         let now = self.clock.now();
-        let group = format!("{object} {} {}", said.kind.as_str(), said.reason);
-        let combined = self.combined(&group, &said.message, now);
+        let group = format!("{object} {} {}", queued.kind.as_str(), queued.reason);
+        let combined = self.combined(&group, &queued.message, now);
         let (key, message) = if combined {
             (
                 group,
-                format!("(combined from similar events): {}", said.message),
+                format!("(combined from similar events): {}", queued.message),
             )
         } else {
-            (format!("{group} {}", said.message), said.message.clone())
+            (
+                format!("{group} {}", queued.message),
+                queued.message.clone(),
+            )
         };
         let known = self.known.entry(key).or_insert_with(|| RecordedEvent {
-            name: event_name(&said.about, now),
+            name: event_name(&queued.about, now),
             count: 0,
             first: now,
         });
         known.count += 1;
-        let event = event(known, &said, message, now, (&self.component, &self.host));
+        let event = event(known, &queued, message, now, (&self.component, &self.host));
         if known.count == 1 {
             return Outcome::Create(Box::new(event));
         }
@@ -299,21 +304,21 @@ impl Correlator {
 
 fn event(
     known: &RecordedEvent,
-    said: &Said,
+    queued: &QueuedEvent,
     message: String,
     now: Timestamp,
     (component, host): (&str, &str),
 ) -> Event {
     let metadata = ObjectMeta {
         name: Some(known.name.clone()),
-        namespace: Some(namespace_of(&said.about)),
+        namespace: Some(namespace_of(&queued.about)),
         ..Default::default()
     };
     Event {
         metadata,
-        involved_object: said.about.clone(),
-        type_: Some(said.kind.as_str().to_owned()),
-        reason: Some(said.reason.clone()),
+        involved_object: queued.about.clone(),
+        type_: Some(queued.kind.as_str().to_owned()),
+        reason: Some(queued.reason.clone()),
         message: Some(message),
         count: Some(known.count),
         first_timestamp: Some(Time(known.first)),
@@ -362,14 +367,14 @@ mod tests {
         )
     }
 
-    fn said(message: &str) -> Said {
+    fn queued(message: &str) -> QueuedEvent {
         let about = ObjectReference {
             kind: Some("Pod".into()),
             namespace: Some("default".into()),
             name: Some("web".into()),
             ..Default::default()
         };
-        Said {
+        QueuedEvent {
             about,
             kind: Kind::Normal,
             reason: "Started".into(),
@@ -388,31 +393,34 @@ mod tests {
     #[test]
     fn a_repeated_event_increments_its_count() {
         let (mut correlator, clock) = correlator();
-        assert_eq!(render(correlator.correlate(said("a"))), "new: a");
+        assert_eq!(render(correlator.correlate(queued("a"))), "new: a");
         clock.advance(Duration::from_secs(5));
-        assert_eq!(render(correlator.correlate(said("a"))), "2: \"a\"");
-        assert_eq!(render(correlator.correlate(said("b"))), "new: b");
+        assert_eq!(render(correlator.correlate(queued("a"))), "2: \"a\"");
+        assert_eq!(render(correlator.correlate(queued("b"))), "new: b");
     }
 
     #[test]
     fn many_messages_of_one_reason_are_aggregated_into_one_event() {
         let (mut correlator, clock) = correlator();
         for number in 0..9 {
-            correlator.correlate(said(&format!("pod {number}")));
+            correlator.correlate(queued(&format!("pod {number}")));
         }
-        let combined = render(correlator.correlate(said("pod 9")));
+        let combined = render(correlator.correlate(queued("pod 9")));
         assert_eq!(combined, "new: (combined from similar events): pod 9");
-        let again = render(correlator.correlate(said("pod 10")));
+        let again = render(correlator.correlate(queued("pod 10")));
         assert_eq!(again, "2: \"(combined from similar events): pod 10\"");
         clock.advance(SIMILAR_WINDOW * 2);
-        assert_eq!(render(correlator.correlate(said("pod 11"))), "new: pod 11");
+        assert_eq!(
+            render(correlator.correlate(queued("pod 11"))),
+            "new: pod 11"
+        );
     }
 
     #[test]
     fn one_object_cannot_flood_the_store() {
         let (mut correlator, _clock) = correlator();
         let outcomes: Vec<_> = (0..30)
-            .map(|_| render(correlator.correlate(said("a"))))
+            .map(|_| render(correlator.correlate(queued("a"))))
             .collect();
         assert_eq!(
             outcomes

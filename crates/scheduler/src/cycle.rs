@@ -552,9 +552,9 @@ impl<'a> Cycle<'a> {
                 cycle.filters.push(filter(Box::new(())));
                 continue;
             }
-            let asked = cycle.asked(Point::PreFilter, plugin, place, 1);
+            let call = cycle.plugin_call(Point::PreFilter, plugin, place, 1);
             let answer = || plugin.pre_filter(pod, cluster);
-            match profile.ask(asked, answer, PreFilter::status) {
+            match profile.ask(call, answer, PreFilter::status) {
                 PreFilter::Skip => {}
                 PreFilter::Continue(state) => cycle.filters.push(filter(state)),
                 PreFilter::Only(names, state) => {
@@ -640,13 +640,13 @@ impl<'a> Cycle<'a> {
                 return;
             }
             let (plugin, state) = (filter.plugin, filter.state.as_any());
-            let asked = self.asked(Point::Filter, plugin, filter.place, nodes);
+            let call = self.plugin_call(Point::Filter, plugin, filter.place, nodes);
             let ask = || plugin.filter(self.pod, cluster, state, candidates);
-            self.profile.ask(asked, ask, |()| "Success");
+            self.profile.ask(call, ask, |()| "Success");
         }
     }
 
-    fn asked<'p>(
+    fn plugin_call<'p>(
         &self,
         point: Point,
         plugin: &'p Arc<dyn Plugin>,
@@ -684,21 +684,21 @@ impl<'a> Cycle<'a> {
         nodes: &[Slot],
         scores: &mut [i64],
     ) -> bool {
-        let asked = self.asked(Point::PreScore, plugin, place, 1);
+        let call = self.plugin_call(Point::PreScore, plugin, place, 1);
         let ask = || plugin.pre_score(self.pod, cluster, nodes);
         let status = |state: &Option<Box<dyn Any>>| match state {
             Some(_) => "Success",
             None => "Skip",
         };
-        let Some(state) = self.profile.ask(asked, ask, status) else {
+        let Some(state) = self.profile.ask(call, ask, status) else {
             return false;
         };
-        let asked = self.asked(Point::Score, plugin, place, nodes.len());
+        let call = self.plugin_call(Point::Score, plugin, place, nodes.len());
         let ask = || {
             plugin.score(self.pod, cluster, &*state, nodes, scores);
             plugin.normalize(&*state, scores);
         };
-        self.profile.ask(asked, ask, |()| "Success");
+        self.profile.ask(call, ask, |()| "Success");
         true
     }
 

@@ -450,7 +450,7 @@ impl Look<'_> {
         if let Some(source) = &spec.object {
             let failed = |error| ("FailedGetObjectMetric", error);
             let usage = self.object(source).await.map_err(failed)?;
-            let proposal = whole(workload, &source.target, usage).map_err(failed)?;
+            let proposal = by_target_value(workload, &source.target, usage).map_err(failed)?;
             let (kind, metric) = (&source.described_object.kind, &source.metric.name);
             return Ok((proposal, format!("{kind} metric {metric}")));
         }
@@ -463,7 +463,7 @@ impl Look<'_> {
                 .external(&source.metric, namespace)
                 .await;
             let usage = calculator::total(values.map_err(failed)?);
-            let proposal = whole(workload, &source.target, usage).map_err(failed)?;
+            let proposal = by_target_value(workload, &source.target, usage).map_err(failed)?;
             return Ok((proposal, format!("external metric {}", source.metric.name)));
         }
         let message = format!("unknown metric source type \"{}\"", spec.type_);
@@ -594,8 +594,8 @@ fn tolerances(spec: &HorizontalPodAutoscalerSpec) -> Tolerances {
     }
 }
 
-/// Proposes by value per pod if the target has one, otherwise by the whole value.
-fn whole(
+/// Proposes by value per pod if the target has one, otherwise by the value itself.
+fn by_target_value(
     workload: &Workload<'_>,
     target: &k8s_openapi::api::autoscaling::v2::MetricTarget,
     usage: i64,

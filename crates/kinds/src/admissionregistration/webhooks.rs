@@ -7,7 +7,7 @@ use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::metadata::Check;
 use crate::tree::{default_to, each, get, int, is_set, list, text};
-use crate::webhook_client::{check_service, check_url};
+use crate::webhook_client::{check_review_versions, check_service, check_url, is_known_review};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
@@ -79,11 +79,6 @@ struct Terms {
 
 const NO_SIDE_EFFECTS: &[&str] = &["None", "NoneOnDryRun"];
 const SIDE_EFFECTS: &[&str] = &["None", "NoneOnDryRun", "Some", "Unknown"];
-const REVIEWS: &str = "v1, v1beta1";
-
-fn is_known_review(version: &Value) -> bool {
-    matches!(text(version), "v1" | "v1beta1")
-}
 
 fn validate(object: &Object, mutating: bool) -> Errors {
     let terms = Terms {
@@ -131,7 +126,8 @@ fn check_webhooks(object: &Object, terms: &Terms) -> Errors {
             &webhook["admissionReviewVersions"],
             at.child("admissionReviewVersions"),
         );
-        check_reviews(versions, terms.known_reviews, &at_versions, &mut errors);
+        let (known, missing) = (terms.known_reviews, "must specify one of v1, v1beta1");
+        check_review_versions(versions, known, missing, &at_versions, &mut errors);
         let name = text(&webhook["name"]);
         let taken = all[..i].iter().any(|w| text(&w["name"]) == name);
         if terms.unique_names && !name.is_empty() && taken {
@@ -139,28 +135,6 @@ fn check_webhooks(object: &Object, terms: &Terms) -> Errors {
         }
     }
     errors
-}
-
-fn check_reviews(versions: &Value, known: bool, path: &Path, errors: &mut Errors) {
-    let all = list(versions);
-    if all.is_empty() {
-        let detail = format!("must specify one of {REVIEWS}");
-        errors.push(Error::required(path, detail));
-        return;
-    }
-    for (i, version) in all.iter().enumerate() {
-        if all[..i].contains(version) {
-            let detail = "duplicate version";
-            errors.push(Error::invalid(&path.index(i), text(version), detail));
-            continue;
-        }
-        let complaints = format::dns1035_label(text(version));
-        check::form(complaints, text(version), &path.index(i), errors);
-    }
-    if known && !all.iter().any(is_known_review) {
-        let detail = format!("must include at least one of {REVIEWS}");
-        errors.push(Error::invalid(path, versions.clone(), detail));
-    }
 }
 
 fn check_name(name: &str, path: &Path, errors: &mut Errors) {

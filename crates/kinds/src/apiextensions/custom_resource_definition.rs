@@ -8,7 +8,7 @@ use crate::check;
 use crate::columns::{NAME_CREATED, name_created};
 use crate::pem;
 use crate::tree::{child, child_or_new, default_empty, default_to, get, is_set, list, text, truth};
-use crate::webhook_client::{check_service, check_url};
+use crate::webhook_client::{check_review_versions, check_service, check_url, is_known_review};
 use crate::{Context, Scope, Subresource};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -296,37 +296,12 @@ fn check_conversion(conversion: &Value, terms: &Terms<'_>, path: &Path, errors: 
         let detail = "required when strategy is set to Webhook";
         errors.push(Error::required(&at, detail));
     }
-    check_review_versions(versions, terms.review_versions, &at_versions, errors);
+    check_review_versions(versions, terms.review_versions, "", &at_versions, errors);
 }
 
 fn is_bundle(bundle: &Value) -> bool {
     let bytes = STANDARD.decode(text(bundle)).unwrap_or_default();
     pem::check_certificates(&String::from_utf8_lossy(&bytes)).is_ok()
-}
-
-fn is_known_review(version: &Value) -> bool {
-    matches!(text(version), "v1" | "v1beta1")
-}
-
-fn check_review_versions(versions: &Value, known: bool, path: &Path, errors: &mut Errors) {
-    let all = list(versions);
-    if all.is_empty() {
-        errors.push(Error::required(path, ""));
-        return;
-    }
-    for (i, version) in all.iter().enumerate() {
-        if all[..i].contains(version) {
-            let detail = "duplicate version";
-            errors.push(Error::invalid(&path.index(i), text(version), detail));
-            continue;
-        }
-        let complaints = format::dns1035_label(text(version));
-        check::form(complaints, text(version), &path.index(i), errors);
-    }
-    if known && !all.iter().any(is_known_review) {
-        let detail = "must include at least one of v1, v1beta1";
-        errors.push(Error::invalid(path, versions.clone(), detail));
-    }
 }
 
 /// Validates the accepted names and the stored versions.
@@ -402,14 +377,18 @@ pub fn approval_condition(object: &Object) -> Option<(bool, &'static str, String
     if !is_protected(object) {
         return None;
     }
-    let said = text(&get(object, "metadata")["annotations"][APPROVED]);
+    let annotation = text(&get(object, "metadata")["annotations"][APPROVED]);
     Some(match approval(object) {
         Ok("bypassed") => {
-            let message = format!("not approved: {}", quote(said));
+            let message = format!("not approved: {}", quote(annotation));
             (false, "UnapprovedAnnotation", message)
         }
-        Ok(_) => (true, "ApprovedAnnotation", format!("approved in {said}")),
-        Err(why) if said.is_empty() => (false, "MissingAnnotation", why),
+        Ok(_) => (
+            true,
+            "ApprovedAnnotation",
+            format!("approved in {annotation}"),
+        ),
+        Err(why) if annotation.is_empty() => (false, "MissingAnnotation", why),
         Err(why) => (false, "InvalidAnnotation", why),
     })
 }

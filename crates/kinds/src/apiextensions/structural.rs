@@ -238,7 +238,7 @@ fn check_nested(schema: &Value, skip_any: bool, path: &Path, errors: &mut Errors
     for (name, field) in entries(&schema["properties"]) {
         check_nested(field, false, &path.child("properties").key(name), errors);
     }
-    let said = |name: &str| !is_zero(&schema[name]);
+    let is_specified = |name: &str| !is_zero(&schema[name]);
     let forbidden = [
         ("type", "must be empty to be structural"),
         ("additionalProperties", "must be undefined to be structural"),
@@ -276,7 +276,7 @@ fn check_nested(schema: &Value, skip_any: bool, path: &Path, errors: &mut Errors
         let there = match name {
             "default" | "x-kubernetes-list-type" | "x-kubernetes-map-type" => is_set(&schema[name]),
             "additionalProperties" => schema[name].is_object() || truth(&schema[name]),
-            _ => said(name),
+            _ => is_specified(name),
         };
         if there {
             errors.push(Error::forbidden(&path.child(name), detail));
@@ -291,13 +291,19 @@ fn check_nested(schema: &Value, skip_any: bool, path: &Path, errors: &mut Errors
 }
 
 /// Every field that a value validation names must exist in the structure.
-fn check_complete(values: &Value, schema: &Value, at: &Path, said: &Path, errors: &mut Errors) {
+fn check_complete(
+    values: &Value,
+    schema: &Value,
+    at: &Path,
+    value_path: &Path,
+    errors: &mut Errors,
+) {
     if is_set(&values["not"]) {
-        check_nested_complete(&values["not"], schema, at, &said.child("not"), errors);
+        check_nested_complete(&values["not"], schema, at, &value_path.child("not"), errors);
     }
     for name in ["allOf", "anyOf", "oneOf"] {
         for (i, nested) in list(&values[name]).iter().enumerate() {
-            check_nested_complete(nested, schema, at, &said.child(name).index(i), errors);
+            check_nested_complete(nested, schema, at, &value_path.child(name).index(i), errors);
         }
     }
 }
@@ -306,13 +312,14 @@ fn check_nested_complete(
     values: &Value,
     schema: &Value,
     at: &Path,
-    said: &Path,
+    value_path: &Path,
     errors: &mut Errors,
 ) {
-    let missing =
-        |at: &Path, said: &Path| Error::required(at, format!("because it is defined in {said}"));
-    check_complete(values, schema, at, said, errors);
-    let (items, items_at) = (said.child("items"), at.child("items"));
+    let missing = |at: &Path, value_path: &Path| {
+        Error::required(at, format!("because it is defined in {value_path}"))
+    };
+    check_complete(values, schema, at, value_path, errors);
+    let (items, items_at) = (value_path.child("items"), at.child("items"));
     match (is_set(&values["items"]), is_set(&schema["items"])) {
         (true, true) => {
             check_nested_complete(
@@ -326,12 +333,12 @@ fn check_nested_complete(
         (true, false) => errors.push(missing(&items_at, &items)),
         (false, _) => {}
     }
-    let (at, said) = (at.child("properties"), said.child("properties"));
+    let (at, value_path) = (at.child("properties"), value_path.child("properties"));
     for (name, nested) in entries(&values["properties"]) {
-        let (at, said) = (at.key(name), said.key(name));
+        let (at, value_path) = (at.key(name), value_path.key(name));
         match schema["properties"].get(name) {
-            Some(field) => check_nested_complete(nested, field, &at, &said, errors),
-            None => errors.push(missing(&at, &said)),
+            Some(field) => check_nested_complete(nested, field, &at, &value_path, errors),
+            None => errors.push(missing(&at, &value_path)),
         }
     }
 }
@@ -418,7 +425,7 @@ mod tests {
     use super::*;
     use crate::testing::lines;
 
-    fn said(schema: Value) -> Vec<String> {
+    fn errors_of(schema: Value) -> Vec<String> {
         lines(check(&schema, &Path::new("s")))
     }
 
@@ -431,7 +438,7 @@ mod tests {
             "any": {"x-kubernetes-preserve-unknown-fields": true},
             "list": {"type": "array", "items": {"type": "string"}}},
             "oneOf": [{"required": ["port"]}, {"properties": {"list": {"maxItems": 1}}}]});
-        assert_eq!(said(rich), none);
+        assert_eq!(errors_of(rich), none);
         for (schema, line) in [
             (
                 json!({}),
@@ -470,9 +477,9 @@ mod tests {
                 "s.properties[kind].type: Invalid value: \"integer\": must be string",
             ),
         ] {
-            assert_eq!(said(schema), [line]);
+            assert_eq!(errors_of(schema), [line]);
         }
-        let pattern = said(
+        let pattern = errors_of(
             json!({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}),
         );
         assert!(pattern[0].starts_with("s.properties[a].pattern: Invalid value: \"(\": must be a valid regular expression, but isn't: "));

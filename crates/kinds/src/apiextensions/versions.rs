@@ -418,7 +418,7 @@ mod tests {
     use crate::testing::lines;
     use machinery::json::json;
 
-    fn said(versions: Value) -> Vec<String> {
+    fn errors_of(versions: Value) -> Vec<String> {
         let spec = json!({"versions": versions});
         let (versions, path) = (Versions::from_spec(&spec), Path::new("spec"));
         let mut errors = Vec::new();
@@ -440,16 +440,16 @@ mod tests {
     #[test]
     fn errors_of_a_single_version_have_the_paths_of_v1beta1() {
         let none: [&str; 0] = [];
-        assert_eq!(said(json!([version("v1", json!({}))])), none);
+        assert_eq!(errors_of(json!([version("v1", json!({}))])), none);
         let bad = json!({"schema": {"openAPIV3Schema": {"type": "string"}}});
         assert_eq!(
-            said(json!([version("v1", bad.clone())])),
+            errors_of(json!([version("v1", bad.clone())])),
             [
                 "spec.validation.openAPIV3Schema.type: Invalid value: \"string\": must be object at the root"
             ]
         );
         assert_eq!(
-            said(json!([version("v1", bad), version("v2", json!({}))])),
+            errors_of(json!([version("v1", bad), version("v2", json!({}))])),
             [
                 "spec.versions[0].schema.openAPIV3Schema.type: Invalid value: \"string\": must be object at the root"
             ]
@@ -458,7 +458,7 @@ mod tests {
 
     #[test]
     fn exactly_one_version_is_stored() {
-        let found = said(json!([version("v2", json!({}))]));
+        let found = errors_of(json!([version("v2", json!({}))]));
         assert_eq!(
             found,
             [
@@ -492,7 +492,7 @@ mod tests {
                 "spec.selectableFields[0].jsonPath: Invalid value: \".spec\": must point to a field of type string, boolean or integer. Enum string fields and strings with formats are allowed.",
             ),
         ] {
-            assert_eq!(said(json!([version("v1", extra)])), [line]);
+            assert_eq!(errors_of(json!([version("v1", extra)])), [line]);
         }
     }
 }

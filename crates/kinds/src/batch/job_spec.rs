@@ -512,7 +512,7 @@ mod tests {
     use machinery::json::json;
 
     /// The errors of a spec with these fields, except those of its pods.
-    fn said(fields: Value) -> Vec<String> {
+    fn errors_of(fields: Value) -> Vec<String> {
         let mut spec = object(
             r#"{"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}}"#,
         );
@@ -528,7 +528,7 @@ mod tests {
     #[test]
     fn completions_and_limits_match_the_completion_mode() {
         let none: [&str; 0] = [];
-        assert_eq!(said(json!({})), none);
+        assert_eq!(errors_of(json!({})), none);
         for (fields, line) in [
             (
                 json!({"completionMode": "x"}),
@@ -559,13 +559,13 @@ mod tests {
                 "s.podReplacementPolicy: Unsupported value: \"TerminatingOrFailed\": supported values: \"Failed\"",
             ),
         ] {
-            assert_eq!(said(fields), [line]);
+            assert_eq!(errors_of(fields), [line]);
         }
     }
 
     #[test]
     fn failure_rules_look_at_codes_or_conditions() {
-        let rule = |rule: Value| said(json!({"podFailurePolicy": {"rules": [rule]}}));
+        let rule = |rule: Value| errors_of(json!({"podFailurePolicy": {"rules": [rule]}}));
         for (given, line) in [
             (
                 json!({"action": "Ignore"}),
@@ -599,7 +599,7 @@ mod tests {
     #[test]
     fn success_rules_count_indexes() {
         let rule = |rule: Value| {
-            said(
+            errors_of(
                 json!({"completionMode": "Indexed", "completions": 3, "successPolicy": {"rules": [rule]}}),
             )
         };
@@ -620,7 +620,7 @@ mod tests {
             assert_eq!(rule(given), [line]);
         }
         assert_eq!(
-            said(json!({"successPolicy": {"rules": [{"succeededCount": 1}]}})),
+            errors_of(json!({"successPolicy": {"rules": [{"succeededCount": 1}]}})),
             [
                 "s.successPolicy: Invalid value: {\"Rules\":[{\"SucceededIndexes\":null,\"SucceededCount\":1}]}: requires indexed completion mode"
             ]
@@ -640,7 +640,7 @@ mod tests {
             }
             job
         };
-        let said = |new: &Object, old: &Object| {
+        let errors_of = |new: &Object, old: &Object| {
             let mut errors = Vec::new();
             check_spec_update(new, old, &mut errors);
             errors
@@ -650,14 +650,14 @@ mod tests {
         };
         let old = job(true, "1", "1", "i");
         let none: [&str; 0] = [];
-        assert_eq!(said(&job(true, "2", "2", "i"), &old), none);
+        assert_eq!(errors_of(&job(true, "2", "2", "i"), &old), none);
         assert_eq!(
-            said(&job(true, "2", "2", "j"), &old),
+            errors_of(&job(true, "2", "2", "j"), &old),
             ["spec.template.spec"]
         );
         let running = job(false, "1", "1", "i");
         assert_eq!(
-            said(&job(false, "2", "1", "i"), &running),
+            errors_of(&job(false, "2", "1", "i"), &running),
             ["spec.template"]
         );
     }

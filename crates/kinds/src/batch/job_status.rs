@@ -314,7 +314,7 @@ mod tests {
     use crate::testing::{lines, object};
     use machinery::json::json;
 
-    fn said(spec: Value, old: Value, new: Value) -> Vec<String> {
+    fn errors_of(spec: Value, old: Value, new: Value) -> Vec<String> {
         let job = |status: Value| {
             let mut job = object("{}");
             job.insert("spec".to_owned(), spec.clone());
@@ -374,7 +374,7 @@ mod tests {
             ),
         ];
         for (old, new, expected) in cases {
-            assert_eq!(said(json!({}), old, new), expected);
+            assert_eq!(errors_of(json!({}), old, new), expected);
         }
     }
 
@@ -383,7 +383,7 @@ mod tests {
         let indexed =
             json!({"completionMode": "Indexed", "completions": 3, "backoffLimitPerIndex": 1});
         assert_eq!(
-            said(
+            errors_of(
                 indexed.clone(),
                 json!({}),
                 json!({"completedIndexes": "0-1", "failedIndexes": "1"})
@@ -393,7 +393,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            said(
+            errors_of(
                 json!({"completions": 3}),
                 json!({}),
                 json!({"completedIndexes": "0", "failedIndexes": "1"})

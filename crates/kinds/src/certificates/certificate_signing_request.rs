@@ -502,7 +502,7 @@ mod tests {
         let is = |kind: &str| json!({"type": kind, "status": "True"});
         let usages = json!(["any"]);
         let csr = |conditions: Value| asked("a.b/c", &usages, json!({"conditions": conditions}));
-        let said = |new: &Value, old: &Value, way: &str| {
+        let errors_of = |new: &Value, old: &Value, way: &str| {
             lines(validate_update(
                 &csr(new.clone()),
                 &csr(old.clone()),
@@ -511,19 +511,19 @@ mod tests {
         };
         let none: [&str; 0] = [];
         let (nothing, approved) = (json!([]), json!([is("Approved")]));
-        assert_eq!(said(&approved, &nothing, "approval"), none);
+        assert_eq!(errors_of(&approved, &nothing, "approval"), none);
         assert_eq!(
-            said(&approved, &nothing, "status"),
+            errors_of(&approved, &nothing, "status"),
             ["status.conditions: Forbidden: updates may not add a condition of type \"Approved\""]
         );
         assert_eq!(
-            said(&nothing, &approved, "approval"),
+            errors_of(&nothing, &approved, "approval"),
             [
                 "status.conditions: Forbidden: updates may not remove a condition of type \"Approved\""
             ]
         );
         assert_eq!(
-            said(
+            errors_of(
                 &json!([is("Approved"), is("Denied")]),
                 &approved,
                 "approval"
@@ -534,7 +534,7 @@ mod tests {
         );
         let denied = json!([{"type": "Denied", "status": "False"}]);
         assert_eq!(
-            said(&denied, &nothing, "approval"),
+            errors_of(&denied, &nothing, "approval"),
             [
                 "status.conditions[0].status: Unsupported value: \"False\": supported values: \"True\""
             ]
@@ -551,19 +551,19 @@ mod tests {
                 json!({"certificate": STANDARD.encode(text)}),
             )
         };
-        let said =
+        let errors_of =
             |new: &str, old: &str| lines(validate_update(&csr(new), &csr(old), Some("status")));
         let none: [&str; 0] = [];
-        assert_eq!(said(AUTHORITY, ""), none);
+        assert_eq!(errors_of(AUTHORITY, ""), none);
         assert_eq!(
-            said("x", ""),
+            errors_of("x", ""),
             [
                 "status.certificate: Invalid value: \"<certificate data>\": must contain at least one CERTIFICATE PEM block"
             ]
         );
         let twice = format!("{AUTHORITY}{AUTHORITY}");
         assert_eq!(
-            said(&twice, AUTHORITY),
+            errors_of(&twice, AUTHORITY),
             ["status.certificate: Forbidden: updates may not modify existing certificate content"]
         );
     }

@@ -287,7 +287,7 @@ mod tests {
     use super::*;
     use crate::testing::{lines, object};
 
-    fn said(rule: Value) -> Vec<String> {
+    fn errors_of(rule: Value) -> Vec<String> {
         let schema = json!({"spec": {"matchingPrecedence": 9, "priorityLevelConfiguration": {"name": "l"}, "rules": [rule]}});
         lines(validate(&object(&schema.to_string())))
     }
@@ -297,7 +297,7 @@ mod tests {
         let user = json!([{"kind": "User", "user": {"name": "u"}}]);
         let urls = |urls: Value| json!({"subjects": user, "nonResourceRules": [{"verbs": ["get"], "nonResourceURLs": urls}]});
         let none: [&str; 0] = [];
-        assert_eq!(said(urls(json!(["/healthz", "/x/*"]))), none);
+        assert_eq!(errors_of(urls(json!(["/healthz", "/x/*"]))), none);
         let at = "spec.rules[0]";
         for (rule, line) in [
             (
@@ -321,7 +321,7 @@ mod tests {
                 "subjects[0].user: Required value: user is required when subject kind is 'User'",
             ),
         ] {
-            assert_eq!(said(rule)[0], format!("{at}.{line}"));
+            assert_eq!(errors_of(rule)[0], format!("{at}.{line}"));
         }
     }
 }

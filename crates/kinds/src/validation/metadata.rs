@@ -13,7 +13,7 @@ pub type NameFormat = fn(&str, bool) -> Vec<String>;
 /// The longest name of a field manager.
 const MANAGER_MAX: usize = 128;
 
-fn whole(name: &str, prefix: bool) -> String {
+fn mask_trailing_dash(name: &str, prefix: bool) -> String {
     // A prefix may end in a dash; its generated suffix does not.
     match name.strip_suffix('-') {
         Some(rest) if prefix && !rest.is_empty() => {
@@ -28,17 +28,17 @@ fn whole(name: &str, prefix: bool) -> String {
 
 /// DNS subdomain: the default.
 pub fn subdomain(name: &str, prefix: bool) -> Vec<String> {
-    format::dns1123_subdomain(&whole(name, prefix))
+    format::dns1123_subdomain(&mask_trailing_dash(name, prefix))
 }
 
 /// DNS label.
 pub fn label(name: &str, prefix: bool) -> Vec<String> {
-    format::dns1123_label(&whole(name, prefix))
+    format::dns1123_label(&mask_trailing_dash(name, prefix))
 }
 
 /// DNS label that starts with a letter.
 pub fn label_1035(name: &str, prefix: bool) -> Vec<String> {
-    format::dns1035_label(&whole(name, prefix))
+    format::dns1035_label(&mask_trailing_dash(name, prefix))
 }
 
 /// Anything valid in a path segment, such as `system:node`.

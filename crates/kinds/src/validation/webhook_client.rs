@@ -1,6 +1,7 @@
-//! Client configuration of webhooks: by URL or service.
+//! Client configuration of webhooks: by URL or service, and the versions of their reviews.
 
-use crate::tree::{int, is_set, text};
+use crate::check;
+use crate::tree::{int, is_set, list, text};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Value, format};
 
@@ -149,6 +150,39 @@ fn check_path(value: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
+/// Whether the server can send this version of a review.
+pub(crate) fn is_known_review(version: &Value) -> bool {
+    matches!(text(version), "v1" | "v1beta1")
+}
+
+/// Validates the versions of reviews that a webhook accepts. One must be known if `known` says so; `missing` is the
+/// error without any.
+pub(crate) fn check_review_versions(
+    versions: &Value,
+    known: bool,
+    missing: &str,
+    path: &Path,
+    errors: &mut Errors,
+) {
+    let all = list(versions);
+    if all.is_empty() {
+        return errors.push(Error::required(path, missing));
+    }
+    for (i, version) in all.iter().enumerate() {
+        if all[..i].contains(version) {
+            let detail = "duplicate version";
+            errors.push(Error::invalid(&path.index(i), text(version), detail));
+            continue;
+        }
+        let complaints = format::dns1035_label(text(version));
+        check::form(complaints, text(version), &path.index(i), errors);
+    }
+    if known && !all.iter().any(is_known_review) {
+        let detail = "must include at least one of v1, v1beta1";
+        errors.push(Error::invalid(path, versions.clone(), detail));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,45 +191,48 @@ mod tests {
 
     #[test]
     fn a_url_is_a_host_by_https_and_a_path() {
-        let said = |url: &str| {
+        let errors_of = |url: &str| {
             let mut errors = Vec::new();
             check_url(url, &Path::new("u"), &mut errors);
             lines(errors)
         };
-        assert_eq!(said("https://a.b:1/c"), Vec::<String>::new());
+        assert_eq!(errors_of("https://a.b:1/c"), Vec::<String>::new());
         assert_eq!(
-            said("http://x"),
+            errors_of("http://x"),
             [
                 "u: Invalid value: \"http\": 'https' is the only allowed URL scheme; desired format: https://host[/path]"
             ]
         );
-        assert_eq!(said("a").len(), 2);
+        assert_eq!(errors_of("a").len(), 2);
         assert_eq!(
-            said("https://u@h/?a=b#c"),
+            errors_of("https://u@h/?a=b#c"),
             [
                 "u: Invalid value: \"u\": user information is not permitted in the URL",
                 "u: Invalid value: \"c\": fragments are not permitted in the URL",
                 "u: Invalid value: \"a=b\": query parameters are not permitted in the URL",
             ]
         );
-        assert!(said(":x")[0].contains("missing protocol scheme"));
+        assert!(errors_of(":x")[0].contains("missing protocol scheme"));
     }
 
     #[test]
     fn a_service_has_a_name_and_a_clean_path() {
-        let said = |service: Value, swapped: bool| {
+        let errors_of = |service: Value, swapped: bool| {
             let mut errors = Vec::new();
             check_service(&service, swapped, &Path::new("s"), &mut errors);
             lines(errors)
         };
         let none: [&str; 0] = [];
         let good = json!({"name": "n", "namespace": "m", "port": 443, "path": "/a/b/"});
-        assert_eq!(said(good, false), none);
+        assert_eq!(errors_of(good, false), none);
         let nameless = json!({"namespace": "m", "port": 1});
-        assert_eq!(said(nameless.clone(), false), ["s.name: Required value"]);
-        assert_eq!(said(nameless, true), ["s.namespace: Required value"]);
+        assert_eq!(
+            errors_of(nameless.clone(), false),
+            ["s.name: Required value"]
+        );
+        assert_eq!(errors_of(nameless, true), ["s.namespace: Required value"]);
         let path = |path: &str| {
-            said(
+            errors_of(
                 json!({"name": "n", "namespace": "m", "port": 1, "path": path}),
                 false,
             )

@@ -31,7 +31,7 @@ pub(super) fn fields(root: Root<'_>, object: &Object, writer: &Writer<'_>) -> Op
         match old {
             Some(old) if name == "metadata" => set.metadata(entry.node, old, entry.value),
             Some(old) => set.changed(entry.node, old, entry.value),
-            None => set.whole(entry.node, entry.value),
+            None => set.added(entry.node, entry.value),
         }
     });
     (set.end(0) && !set.is_placeless).then_some(set.out)
@@ -167,7 +167,7 @@ impl Set {
     }
 
     /// A value that was not there before: itself, and everything below it.
-    fn whole(&mut self, node: Node<'_>, value: &Value) -> bool {
+    fn added(&mut self, node: Node<'_>, value: &Value) -> bool {
         const ITSELF: &[u8] = b"{\".\":{}";
         // Most values are scalars.
         if !matches!(value, Value::Object(_) | Value::Array(_)) {
@@ -203,7 +203,7 @@ impl Set {
         let fields = struct_of(node).and_then(|schema| Some((schema, by_rank(schema, map)?)));
         let Some((schema, order)) = fields else {
             return self.entries(node, map, |set, entry| {
-                !entry.is_passed_over() && set.whole(entry.node, entry.value)
+                !entry.is_passed_over() && set.added(entry.node, entry.value)
             });
         };
         for (rank, place) in order.sorted() {
@@ -216,7 +216,7 @@ impl Set {
                 Value::Object(_) | Value::Array(_) => {
                     // Without the `{}` of a leaf.
                     self.out.extend_from_slice(&step[..step.len() - 2]);
-                    self.whole(Node::Field(field.shape, &field.topology), value);
+                    self.added(Node::Field(field.shape, &field.topology), value);
                 }
                 _ => self.out.extend_from_slice(step),
             }
@@ -230,7 +230,7 @@ impl Set {
             write::text(&mut self.out, &step);
             self.out.push(b':');
             match value {
-                Some(value) => self.whole(node.element(), value),
+                Some(value) => self.added(node.element(), value),
                 None => self.leaf(),
             };
         }
@@ -254,7 +254,7 @@ impl Set {
                     }
                     match before.and_then(|map| map.get(entry.name)) {
                         Some(old) => set.changed(entry.node, old, entry.value),
-                        None => set.whole(entry.node, entry.value),
+                        None => set.added(entry.node, entry.value),
                     }
                 });
                 self.end(begin)
@@ -287,7 +287,7 @@ impl Set {
             }
             match old.get(entry.name) {
                 Some(old) => set.changed(entry.node, old, entry.value),
-                None => set.whole(entry.node, entry.value),
+                None => set.added(entry.node, entry.value),
             }
         });
         self.end(begin)

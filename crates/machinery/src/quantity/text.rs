@@ -156,9 +156,9 @@ pub(super) fn read(text: &str) -> Result<(Amount, Format), Error> {
                 // Binary numbers saturate at 64 bits.
                 Some(None) => {
                     let value = if parts.negative { -i64::MAX } else { i64::MAX };
-                    (whole(value), format)
+                    (integer(value), format)
                 }
-                Some(Some(value)) => (whole(value), format),
+                Some(Some(value)) => (integer(value), format),
                 None if number.magnitude() <= 0 => (Amount::Large(number), Format::Decimal),
                 None => (Amount::Large(number), format),
             })
@@ -166,7 +166,7 @@ pub(super) fn read(text: &str) -> Result<(Amount, Format), Error> {
     }
 }
 
-fn whole(value: i64) -> Amount {
+fn integer(value: i64) -> Amount {
     Amount::Small {
         value,
         scale: 0,

@@ -70,14 +70,14 @@ struct Forms {
 }
 
 impl Names {
-    /// A leaked text, each once.
-    fn kept(&self, text: String) -> &'static str {
-        let mut kept = self.inlined.borrow_mut();
-        if let Some(known) = kept.iter().find(|known| **known == text) {
+    /// The same text for ever; leaks each text once.
+    fn intern(&self, text: String) -> &'static str {
+        let mut interned = self.inlined.borrow_mut();
+        if let Some(known) = interned.iter().find(|known| **known == text) {
             return known;
         }
         let text = Box::leak(text.into_boxed_str());
-        kept.push(text);
+        interned.push(text);
         text
     }
 
@@ -225,7 +225,7 @@ fn flatten(
             let (package, local) = full_name(block.package, type_text);
             if let Some(&of) = names.structs.get(&(package, local)) {
                 let through = format!("{inside}{local}.");
-                flatten(names, of.0 as usize, names.kept(through), fields, None);
+                flatten(names, of.0 as usize, names.intern(through), fields, None);
                 if let Some(members) = members.as_deref_mut() {
                     members.push(Member::Inline { number, of });
                 }

@@ -75,7 +75,7 @@ impl Plan<'_> {
 }
 
 /// What requests and alternatives have in common.
-struct Wish<'a> {
+struct RequestFields<'a> {
     class: &'a str,
     mode: Option<&'a str>,
     count: Option<i64>,
@@ -85,7 +85,7 @@ struct Wish<'a> {
     has_admin_access: bool,
 }
 
-impl<'a> Wish<'a> {
+impl<'a> RequestFields<'a> {
     fn exact(request: &'a ExactDeviceRequest) -> Self {
         Self {
             class: &request.device_class_name,
@@ -193,11 +193,19 @@ impl<'a> Planner<'_, '_, '_, 'a> {
         for one in list {
             let whole_name = format!("{name}/{}", one.name);
             let names = (key, name, one.name.as_str());
-            alternatives.push(self.alternative(names, whole_name, &Wish::alternative(one))?);
+            alternatives.push(self.alternative(
+                names,
+                whole_name,
+                &RequestFields::alternative(one),
+            )?);
         }
         if let Some(one) = request.exactly.as_ref().filter(|_| list.is_empty()) {
             let names = (key, name, name);
-            alternatives.push(self.alternative(names, name.to_owned(), &Wish::exact(one))?);
+            alternatives.push(self.alternative(
+                names,
+                name.to_owned(),
+                &RequestFields::exact(one),
+            )?);
         }
         Ok(alternatives)
     }
@@ -206,10 +214,10 @@ impl<'a> Planner<'_, '_, '_, 'a> {
         &mut self,
         (key, request, name): (&'a str, &'a str, &'a str),
         whole_name: String,
-        wish: &Wish<'a>,
+        fields: &RequestFields<'a>,
     ) -> Result<Alternative<'a>, Error> {
         let failed = |why: String| Error::Failed(format!("claim {key}, request {name}: {why}"));
-        let class = wish.class;
+        let class = fields.class;
         let class = self.classes.get(class).ok_or_else(|| {
             let why = format!("deviceclass.resource.k8s.io {class:?} not found");
             failed(format!("could not retrieve device class {class}: {why}"))
@@ -221,10 +229,10 @@ impl<'a> Planner<'_, '_, '_, 'a> {
             request,
             whole_name,
             class,
-            selectors: wish.selectors.map_or(&[], Vec::as_slice),
-            tolerations: wish.tolerations.map_or(&[], Vec::as_slice),
-            capacity: wish.capacity,
-            has_admin_access: wish.has_admin_access,
+            selectors: fields.selectors.map_or(&[], Vec::as_slice),
+            tolerations: fields.tolerations.map_or(&[], Vec::as_slice),
+            capacity: fields.capacity,
+            has_admin_access: fields.has_admin_access,
             wanted: Wanted::Count(0),
         };
         let unselective = |one: &DeviceSelector| one.cel.is_none();
@@ -233,9 +241,9 @@ impl<'a> Planner<'_, '_, '_, 'a> {
             let claim = format!("claim {key}, request {name}, selector #{i}: {why}");
             return Err(Error::Failed(claim));
         }
-        alternative.wanted = match wish.mode.unwrap_or("ExactCount") {
+        alternative.wanted = match fields.mode.unwrap_or("ExactCount") {
             "ExactCount" => {
-                let count = wish.count.unwrap_or(1);
+                let count = fields.count.unwrap_or(1);
                 Wanted::Count(usize::try_from(count).unwrap_or(usize::MAX))
             }
             "All" => Wanted::All(self.all(&alternative).map_err(|error| match error {

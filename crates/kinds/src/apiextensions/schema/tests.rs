@@ -3,14 +3,14 @@
 use super::*;
 use crate::testing::lines;
 
-fn said(schema: Value) -> Vec<String> {
+fn errors_of(schema: Value) -> Vec<String> {
     let mut errors = Vec::new();
     check(&schema, false, Rules::ALL, &Path::new("s"), &mut errors);
     lines(errors)
 }
 
 fn field(field: Value) -> Vec<String> {
-    said(json!({"type": "object", "properties": {"a": field}}))
+    errors_of(json!({"type": "object", "properties": {"a": field}}))
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn keywords_that_cannot_be_kept_are_refused() {
         );
     }
     assert_eq!(
-        said(
+        errors_of(
             json!({"type": "object", "properties": {"metadata": {"type": "object", "default": {}}}})
         ),
         [
