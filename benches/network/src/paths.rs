@@ -14,12 +14,8 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use kube::client::Body;
 use lifecycle::Context;
-use network::{
-    AttachRequest, PodNetwork, RoutedNetwork,
-    lab::{self, NODE_IP, Namespace},
-    netns,
-    nft::Nft,
-};
+use network::{AttachRequest, PodNetwork, RoutedNetwork, netns, nft::Nft};
+use network_lab::{self as lab, NODE_IP, Namespace};
 use proxy::Sources;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;

@@ -3,6 +3,8 @@
 //!
 //! The `.proto` files have the published names and numbers; nothing here interprets volumes.
 
+#![forbid(unsafe_code)]
+
 mod node;
 mod redacted;
 #[cfg(feature = "testing")]

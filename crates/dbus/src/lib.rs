@@ -1,6 +1,8 @@
 //! The D-Bus protocol over Unix sockets: messages of the few types that logind's and systemd's
 //! interfaces need, and a blocking client for processes without an async runtime.
 
+#![forbid(unsafe_code)]
+
 mod blocking;
 pub mod message;
 

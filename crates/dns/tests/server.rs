@@ -20,7 +20,7 @@ use hickory_proto::{
     rr::{Name, RData, Record, RecordType, rdata::A},
 };
 use lifecycle::Context;
-use network::lab;
+use network_lab as lab;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 

@@ -19,7 +19,7 @@ const AGGREGATED: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
 
 /// A served resource.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Resource {
     pub group: String,
     pub version: String,
@@ -87,16 +87,7 @@ impl Resource {
 
 /// Percent-encodes characters that are invalid in a path segment or a query value.
 pub(crate) fn encode(text: &str) -> String {
-    let keep = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:@,".contains(&byte);
-    let push = |mut out: String, byte: u8| {
-        if keep(byte) {
-            out.push(byte as char);
-        } else {
-            out.push_str(&format!("%{byte:02X}"));
-        }
-        out
-    };
-    text.bytes().fold(String::new(), push)
+    stdx::percent::encode(text, ":@,")
 }
 
 /// How long cached discovery is valid.

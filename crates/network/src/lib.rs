@@ -17,7 +17,6 @@ mod drift;
 mod error;
 mod firewalls;
 mod ipam;
-pub mod lab;
 mod links;
 mod listening;
 mod loopback;

@@ -119,7 +119,7 @@ pub(crate) fn find(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab;
+    use network_lab as lab;
 
     #[test]
     fn every_change_of_rules_is_one_generation() {

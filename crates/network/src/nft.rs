@@ -369,7 +369,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::lab;
+    use network_lab as lab;
 
     /// Whether the table is correct, and whether it was read.
     async fn look(nft: &Nft, table: &str, batch: &Batch) -> (bool, bool) {

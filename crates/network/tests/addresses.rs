@@ -9,11 +9,11 @@ use std::{
 use lifecycle::{Context, Service};
 use network::{
     AddressNotices, AttachRequest, Config, PodNetwork,
-    lab::{self, NODE_IP, Namespace},
     netns::Netlink,
     nft::Nft,
     routes::{self, Peer},
 };
+use network_lab::{self as lab, NODE_IP, Namespace};
 use tokio_util::sync::CancellationToken;
 
 const ID: &str = "0123abcd";

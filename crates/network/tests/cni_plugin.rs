@@ -13,10 +13,10 @@ use lifecycle::{Context, Service};
 use network::{
     Config, PodNetwork, RoutedNetwork,
     cni_plugin::{self, CniServer, Failure},
-    lab::{self, Namespace},
     nft::Nft,
     routes::Peer,
 };
+use network_lab::{self as lab, Namespace};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;

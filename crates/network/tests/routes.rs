@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use lifecycle::{Context, Service};
 use network::{
-    lab::{self, NODE_IP},
     netns::Netlink,
     nft::Nft,
     routes::{self, Peer},
 };
+use network_lab::{self as lab, NODE_IP};
 use tokio_util::sync::CancellationToken;
 
 const ID: &str = "0123abcd";

@@ -10,6 +10,8 @@
 //! and applies the difference as one atomic batch. Each distinct selector is one set whose elements
 //! change with the pods. When the daemon stops, the table stays and is still enforced.
 
+#![forbid(unsafe_code)]
+
 mod enforcer;
 pub mod explain;
 mod gate;

@@ -6,9 +6,10 @@
 use std::collections::BTreeSet;
 
 use network::{
-    Protocol, lab,
+    Protocol,
     nft::{Batch, Nft},
 };
+use network_lab as lab;
 use proxy::{
     endpoints::{Chosen, Endpoint},
     rules::contribution,

@@ -1,5 +1,7 @@
 //! Query strings.
 
+pub use stdx::percent::{decode, is_well_escaped};
+
 /// The parameters of a request, decoded, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Query(Vec<(String, String)>);
@@ -55,41 +57,6 @@ fn form(text: &str) -> Option<String> {
     })
 }
 
-/// Whether every percent sign is followed by two hex digits.
-pub fn is_well_escaped(text: &str) -> bool {
-    let digits = |rest: &str| {
-        let digits = rest.as_bytes().get(..2);
-        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
-    };
-    text.split('%').skip(1).all(digits)
-}
-
-/// Percent-decodes; invalid sequences stay as they are.
-pub fn decode(text: &str) -> String {
-    if !text.contains('%') {
-        return text.to_owned();
-    }
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let hex = bytes
-            .get(at + 1..at + 3)
-            .and_then(|hex| std::str::from_utf8(hex).ok());
-        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
-            Some(byte) if bytes[at] == b'%' => {
-                out.push(byte);
-                at += 3;
-            }
-            _ => {
-                out.push(bytes[at]);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,6 +67,5 @@ mod tests {
         assert_eq!(query.get("labelSelector"), Some("app=x y"));
         assert_eq!(query.all("a").collect::<Vec<_>>(), ["1", "2"]);
         assert!(query.flag("watch") && !query.flag("dry") && !query.flag("none"));
-        assert_eq!(decode("100%&%zz"), "100%&%zz");
     }
 }

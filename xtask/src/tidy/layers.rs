@@ -15,6 +15,7 @@ const LAYERS: &[(&str, u8)] = &[
     (UNIFIER, 0),
     ("stdx", 0),
     ("reference", 0),
+    ("network-lab", 0),
     ("allocator", 0),
     ("dbus", 0),
     ("rust-criu", 0),

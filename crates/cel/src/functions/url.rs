@@ -3,6 +3,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use machinery::text::quote;
+use stdx::percent;
 
 use super::{Row, address, convert::string, library::Library};
 use crate::value::{Error, Map, OwnedMap, Result, Value};
@@ -141,15 +142,7 @@ impl Url {
 
     /// The path with the necessary escapes.
     fn escaped_path(&self) -> String {
-        let keep = |b: u8| b.is_ascii_alphanumeric() || b"-_.~$&+,/:;=@%!'()*[]".contains(&b);
-        let mut escaped = String::new();
-        for byte in self.path.bytes() {
-            match keep(byte) {
-                true => escaped.push(byte as char),
-                false => escaped.push_str(&format!("%{byte:02X}")),
-            }
-        }
-        escaped
+        percent::encode(&self.path, "$&+,/:;=@%!'()*[]")
     }
 }
 
@@ -252,19 +245,5 @@ fn query<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 
 /// A decoded part of a query; `None` if an escape is invalid.
 fn unescape(text: &str) -> Option<String> {
-    check_escapes(text).ok()?;
-    let bytes = text.as_bytes();
-    let (mut at, mut out) = (0, Vec::with_capacity(bytes.len()));
-    while at < bytes.len() {
-        match bytes[at] {
-            b'%' => {
-                out.push(u8::from_str_radix(&text[at + 1..at + 3], 16).ok()?);
-                at += 2;
-            }
-            b'+' => out.push(b' '),
-            byte => out.push(byte),
-        }
-        at += 1;
-    }
-    Some(String::from_utf8_lossy(&out).into_owned())
+    percent::is_well_escaped(text).then(|| percent::decode(&text.replace('+', " ")))
 }

@@ -12,6 +12,7 @@ use k8s_openapi::{
 };
 use machinery::{labels::Selector, quantity};
 use serde::{Deserialize, de::DeserializeOwned};
+use stdx::percent;
 
 use super::calculator::{Sample, Samples};
 
@@ -82,7 +83,7 @@ impl MetricsClient {
     ) -> Result<Samples, String> {
         let path = format!(
             "/apis/metrics.k8s.io/v1beta1/namespaces/{namespace}/pods?labelSelector={}",
-            percent_encoded(&selector.to_string()),
+            percent::encode(&selector.to_string(), ""),
         );
         let list: List<PodMetrics> = self.get(&path).await.map_err(|error| {
             format!("unable to get metrics for resource {resource}: unable to fetch metrics from resource metrics API: {error}")
@@ -109,9 +110,9 @@ impl MetricsClient {
         let path = format!(
             "/apis/custom.metrics.k8s.io/{}/namespaces/{namespace}/pods/%2A/{}?labelSelector={}&metricLabelSelector={}",
             self.custom_version().await,
-            percent_encoded(name),
-            percent_encoded(&selector.to_string()),
-            percent_encoded(&metric_selector(metric)?),
+            percent::encode(name, ""),
+            percent::encode(&selector.to_string(), ""),
+            percent::encode(&metric_selector(metric)?, ""),
         );
         let list: List<MetricValue> = self.get(&path).await.map_err(|error| {
             failed(format!(
@@ -148,14 +149,14 @@ impl MetricsClient {
             "namespaces" => format!("namespaces/{object}/metrics"),
             _ => format!(
                 "namespaces/{namespace}/{resource}/{}",
-                percent_encoded(object)
+                percent::encode(object, "")
             ),
         };
         let path = format!(
             "/apis/custom.metrics.k8s.io/{}/{place}/{}?metricLabelSelector={}",
             self.custom_version().await,
-            percent_encoded(&metric.name),
-            percent_encoded(&metric_selector(metric)?),
+            percent::encode(&metric.name, ""),
+            percent::encode(&metric_selector(metric)?, ""),
         );
         let list: List<MetricValue> = self
             .get(&path)
@@ -174,8 +175,8 @@ impl MetricsClient {
         let name = &metric.name;
         let path = format!(
             "/apis/external.metrics.k8s.io/v1beta1/namespaces/{namespace}/{}?labelSelector={}",
-            percent_encoded(name),
-            percent_encoded(&metric_selector(metric)?),
+            percent::encode(name, ""),
+            percent::encode(&metric_selector(metric)?, ""),
         );
         let failed =
             |error: String| format!("unable to get external metric {namespace}/{name}: {error}");
@@ -268,18 +269,6 @@ fn window(seconds: Option<i64>) -> Duration {
 pub(super) fn millis(quantity: &Quantity) -> i64 {
     let parsed: Result<quantity::Quantity, _> = quantity.0.parse();
     parsed.map_or(0, quantity::Quantity::millis)
-}
-
-fn percent_encoded(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            encoded.push(char::from(byte));
-        } else {
-            encoded.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    encoded
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use http::{Response, StatusCode, header};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
+use stdx::percent;
 
 use super::{Body, text, whole};
 use crate::core::Core;
@@ -79,7 +80,7 @@ fn directory(dir: &File) -> Response<Body> {
     for name in names {
         page.push_str(&format!(
             "<a href=\"{}\">{}</a>\n",
-            escape_url(&name),
+            percent::encode(&name, "/@"),
             escape_html(&name)
         ));
     }
@@ -101,19 +102,6 @@ fn escape_html(text: &str) -> String {
             '"' => out.push_str("&#34;"),
             '\'' => out.push_str("&#39;"),
             other => out.push(other),
-        }
-    }
-    out
-}
-
-fn escape_url(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' | b'/' | b'@' => {
-                out.push(byte as char);
-            }
-            other => out.push_str(&format!("%{other:02X}")),
         }
     }
     out
@@ -190,6 +178,6 @@ mod tests {
     #[test]
     fn names_are_escaped() {
         assert_eq!(escape_html("<a&\"b>"), "&lt;a&amp;&#34;b&gt;");
-        assert_eq!(escape_url("a b?c%"), "a%20b%3Fc%25");
+        assert_eq!(percent::encode("a b?c%", "/@"), "a%20b%3Fc%25");
     }
 }

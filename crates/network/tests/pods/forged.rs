@@ -5,12 +5,8 @@ use std::{
     time::Duration,
 };
 
-use network::{
-    PodNetwork,
-    lab::{self, NODE_IP, Namespace},
-    netns,
-    nft::Nft,
-};
+use network::{PodNetwork, netns, nft::Nft};
+use network_lab::{self as lab, NODE_IP, Namespace};
 
 use super::{at, config, distant_nodes, node_routes, reach_the_second_node, request};
 

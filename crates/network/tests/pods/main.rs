@@ -14,11 +14,11 @@ use std::{
 
 use network::{
     AttachRequest, Config, PodNetwork, PortMapping, Protocol, RoutedNetwork,
-    lab::{self, NODE_IP, Namespace},
     netns::Netlink,
     nft::{Batch, Nft},
     routes::{self, Peer},
 };
+use network_lab::{self as lab, NODE_IP, Namespace};
 
 const ID: &str = "0123abcd";
 

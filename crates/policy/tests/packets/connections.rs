@@ -7,12 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use network::{
-    PodNetwork,
-    lab::{self, NODE_IP, Namespace},
-    netns,
-    nft::Nft,
-};
+use network::{PodNetwork, netns, nft::Nft};
+use network_lab::{self as lab, NODE_IP, Namespace};
 use policy::{
     policy::Policy,
     state::{Pod, State},

@@ -7,7 +7,8 @@ use std::{
     time::Duration,
 };
 
-use network::{lab, netns};
+use network::netns;
+use network_lab as lab;
 use serde_json::json;
 
 use crate::lab_node::{LabNode, at};

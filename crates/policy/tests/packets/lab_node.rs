@@ -8,11 +8,8 @@ use std::{
 };
 
 use lifecycle::Context;
-use network::{
-    AttachRequest, PodNetwork,
-    lab::{self, NODE_IP, Namespace, OUTSIDE_IP},
-    nft::Nft,
-};
+use network::{AttachRequest, PodNetwork, nft::Nft};
+use network_lab::{self as lab, NODE_IP, Namespace, OUTSIDE_IP};
 use policy::{Config, Enforcer, Gated, Sources};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;

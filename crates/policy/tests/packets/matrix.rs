@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use network::lab::{self, Namespace};
+use network_lab::{self as lab, Namespace};
 use serde_json::{Value, json};
 
 use crate::lab_node::{LabNode, PORTS, REMOTE, at};

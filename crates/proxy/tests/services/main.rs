@@ -15,9 +15,9 @@ use std::{
 use lifecycle::Context;
 use network::{
     AttachRequest, PodNetwork, RoutedNetwork,
-    lab::{self, NODE_IP, Namespace},
     nft::{Batch, Nft},
 };
+use network_lab::{self as lab, NODE_IP, Namespace};
 use proxy::{
     Config, DnsRedirect, Sources,
     endpoints::NodeTopology,

@@ -6,6 +6,7 @@ use std::fmt;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use cri::v1::AuthConfig;
 use serde::Deserialize;
+use stdx::percent;
 
 /// The credentials of a pull. Never printed.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -59,7 +60,7 @@ impl Credentials {
     /// The form fields to exchange the refresh token, if there is one.
     pub(super) fn refresh(&self) -> Option<String> {
         (!self.identity_token.is_empty()).then(|| {
-            let token = escape(&self.identity_token);
+            let token = percent::encode(&self.identity_token, "");
             format!("grant_type=refresh_token&client_id=mainstay&refresh_token={token}")
         })
     }
@@ -103,22 +104,12 @@ impl Challenge {
     }
 }
 
-fn escape(text: &str) -> String {
-    let byte = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-            char::from(byte).to_string()
-        }
-        other => format!("%{other:02X}"),
-    };
-    text.bytes().map(byte).collect()
-}
-
 /// The query of a token request.
 pub(super) fn token_query(service: &str, scope: &str) -> String {
-    let mut query = format!("service={}", escape(service));
+    let mut query = format!("service={}", percent::encode(service, ""));
     // The scope may be empty.
     if !scope.is_empty() {
-        query += &format!("&scope={}", escape(scope));
+        query += &format!("&scope={}", percent::encode(scope, ""));
     }
     query
 }

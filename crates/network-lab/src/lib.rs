@@ -3,6 +3,7 @@
 //! A namespace here belongs to a thread and has no name: it is removed with all links, routes and
 //! rules in it when the test ends, even if it fails. Needs root. Panics freely: only tests call it.
 
+#![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
 
 use std::{
@@ -25,8 +26,7 @@ use nix::{
     },
     unistd::gettid,
 };
-
-use crate::netns;
+use tokio::sync::oneshot;
 
 /// The lab node's address, on a veth pair to [`OUTSIDE_IP`].
 pub const NODE_IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
@@ -63,25 +63,32 @@ impl Namespace {
         &self.path
     }
 
+    /// Runs work inside, on a thread of its own: entering changes only the calling thread.
+    async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let here = File::open(&self.path).unwrap();
+        let (sender, receiver) = oneshot::channel();
+        thread::spawn(move || {
+            setns(here, CloneFlags::CLONE_NEWNET).unwrap();
+            let _ = sender.send(work());
+        });
+        receiver.await.unwrap()
+    }
+
     /// Serves TCP and UDP on a port: every connection and every datagram is answered with `name`
     /// and the client's address.
     pub async fn serve(&self, name: &str, port: u16) {
         let name = name.to_owned();
-        netns::run(&self.path, move || serve_here(&name, port))
-            .await
-            .unwrap();
+        self.run(move || serve_here(&name, port)).await;
     }
 
     /// Connects from inside and returns the answer; `None` without one.
     pub async fn ask(&self, to: SocketAddr) -> Option<String> {
-        netns::run(&self.path, move || ask_here(to)).await.unwrap()
+        self.run(move || ask_here(to)).await
     }
 
     /// The same with one datagram.
     pub async fn ask_udp(&self, to: SocketAddr) -> Option<String> {
-        netns::run(&self.path, move || ask_udp_here(to))
-            .await
-            .unwrap()
+        self.run(move || ask_udp_here(to)).await
     }
 
     /// Runs a future inside, on a runtime of its own: its sockets, processes and sysctls are those
@@ -102,9 +109,7 @@ impl Namespace {
     /// Runs a command inside and returns its output.
     pub async fn command(&self, line: &str) -> String {
         let line = line.to_owned();
-        netns::run(&self.path, move || command(&line))
-            .await
-            .unwrap()
+        self.run(move || command(&line)).await
     }
 }
 
