@@ -39,79 +39,65 @@ async fn pods(world: &World, namespace: &str) -> Vec<Pod> {
         .items
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deployment_becomes_pods_behind_a_service_rolls_scales_and_leaves_nothing_behind() {
-    let world = World::new().await;
-    world.pretend_node();
-    world
-        .create::<Deployment>("default", deployment(3, "one"))
-        .await;
-    world
-        .create::<Service>(
-            "default",
-            json!({
-                "metadata": {"name": "web"},
-                "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": 8080}]},
-            }),
-        )
-        .await;
+/// Waits until the Deployment has this many pods, all updated and available.
+async fn until_available(world: &World, count: i32) {
     let deployments: Api<Deployment> = world.api("default");
-    let available = |count: i32| {
-        let deployments = deployments.clone();
-        move || {
-            let deployments = deployments.clone();
-            async move {
-                let status = deployments.get("web").await?.status.unwrap_or_default();
-                Ok::<_, kube::Error>(
-                    status.available_replicas == Some(count)
-                        && status.updated_replicas == Some(count)
-                        && status.replicas == Some(count),
-                )
-            }
-        }
-    };
-    world.until("three pods available", available(3)).await;
+    world
+        .until(&format!("{count} available pods"), || async {
+            let status = deployments.get("web").await?.status.unwrap_or_default();
+            Ok::<_, kube::Error>(
+                status.available_replicas == Some(count)
+                    && status.updated_replicas == Some(count)
+                    && status.replicas == Some(count),
+            )
+        })
+        .await;
+}
+
+/// Waits until the Service has this many ready endpoints.
+async fn until_ready_endpoints(world: &World, count: usize) {
     let slices: Api<EndpointSlice> = world.api("default");
-    let ready = |count: usize| {
-        let slices = slices.clone();
-        move || {
-            let slices = slices.clone();
-            async move {
-                let own = ListParams::default().labels("kubernetes.io/service-name=web");
-                let all = slices.list(&own).await?;
-                let endpoints = all
-                    .items
-                    .iter()
-                    .flat_map(|slice| slice.endpoints.iter().flatten());
-                let ready =
-                    endpoints.filter(|e| e.conditions.as_ref().unwrap().ready == Some(true));
-                Ok::<_, kube::Error>(ready.count() == count)
-            }
-        }
-    };
-    world.until("three ready endpoints", ready(3)).await;
+    world
+        .until(&format!("{count} ready endpoints"), || async {
+            let own = ListParams::default().labels("kubernetes.io/service-name=web");
+            let all = slices.list(&own).await?;
+            let endpoints = all
+                .items
+                .iter()
+                .flat_map(|slice| slice.endpoints.iter().flatten());
+            let ready = endpoints.filter(|e| e.conditions.as_ref().unwrap().ready == Some(true));
+            Ok::<_, kube::Error>(ready.count() == count)
+        })
+        .await;
+}
+
+async fn until_addresses(world: &World, count: usize) {
     let endpoints: Api<Endpoints> = world.api("default");
     world
-        .until("Endpoints with three addresses", || async {
+        .until(&format!("Endpoints with {count} addresses"), || async {
             let subsets = endpoints.get("web").await?.subsets.unwrap_or_default();
             let addresses = subsets
                 .iter()
                 .flat_map(|subset| subset.addresses.iter().flatten());
-            Ok::<_, kube::Error>(addresses.count() == 3)
+            Ok::<_, kube::Error>(addresses.count() == count)
         })
         .await;
+}
 
-    let image =
-        json!({"spec": {"template": {"spec": {"containers": [{"name": "c", "image": "two"}]}}}});
+/// Changes the image of the Deployment and waits until all pods have it.
+async fn roll_out(world: &World, image: &str) {
+    let deployments: Api<Deployment> = world.api("default");
+    let patch =
+        json!({"spec": {"template": {"spec": {"containers": [{"name": "c", "image": image}]}}}});
     deployments
-        .patch("web", &PatchParams::default(), &Patch::Merge(&image))
+        .patch("web", &PatchParams::default(), &Patch::Merge(&patch))
         .await
         .unwrap();
     world
         .until("all pods of the new image", || async {
-            let pods = pods(&world, "default").await;
+            let pods = pods(world, "default").await;
             let new = pods.iter().filter(|pod| {
-                pod.spec.as_ref().unwrap().containers[0].image.as_deref() == Some("two")
+                pod.spec.as_ref().unwrap().containers[0].image.as_deref() == Some(image)
             });
             let status = deployments.get("web").await?.status.unwrap_or_default();
             Ok::<_, kube::Error>(
@@ -119,6 +105,26 @@ async fn a_deployment_becomes_pods_behind_a_service_rolls_scales_and_leaves_noth
             )
         })
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deployment_becomes_pods_behind_a_service_rolls_scales_and_leaves_nothing_behind() {
+    let world = World::new().await;
+    world.pretend_node();
+    world
+        .create::<Deployment>("default", deployment(3, "one"))
+        .await;
+    let service = json!({
+        "metadata": {"name": "web"},
+        "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": 8080}]},
+    });
+    world.create::<Service>("default", service).await;
+    until_available(&world, 3).await;
+    until_ready_endpoints(&world, 3).await;
+    until_addresses(&world, 3).await;
+
+    roll_out(&world, "two").await;
+    let deployments: Api<Deployment> = world.api("default");
     let web = deployments.get("web").await.unwrap();
     assert_eq!(
         web.metadata.annotations.unwrap()["deployment.kubernetes.io/revision"],
@@ -130,8 +136,8 @@ async fn a_deployment_becomes_pods_behind_a_service_rolls_scales_and_leaves_noth
         .patch("web", &PatchParams::default(), &Patch::Merge(&scale))
         .await
         .unwrap();
-    world.until("one pod", available(1)).await;
-    world.until("one ready endpoint", ready(1)).await;
+    until_available(&world, 1).await;
+    until_ready_endpoints(&world, 1).await;
 
     deployments
         .delete("web", &DeleteParams::background())

@@ -35,159 +35,93 @@ async fn stored(server: &Server) -> Vec<(String, u64)> {
     all
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_dry_run_of_any_write_changes_nothing() {
-    let server = Server::start().await;
-    let space = "/api/v1/namespaces/default";
-    let apps = "/apis/apps/v1/namespaces/default";
+const JSON: &str = "application/json";
+const MERGE: &str = "application/merge-patch+json";
+const APPLY: &str = "application/apply-patch+yaml";
+
+/// The path of objects in the default namespace.
+fn in_default(path: &str) -> String {
+    let api = match path.starts_with("deployments") {
+        true => "/apis/apps/v1",
+        false => "/api/v1",
+    };
+    format!("{api}/namespaces/default/{path}")
+}
+
+fn service(name: &str) -> Value {
+    json!({"metadata": {"name": name}, "spec": {"type": "NodePort", "ports": [{"port": 80}]}})
+}
+
+/// Creates an object of each kind.
+async fn create_objects(server: &Server) {
     let template = json!({"metadata": {"labels": {"app": "d"}},
         "spec": {"containers": [{"name": "c", "image": "i"}]}});
     let deployment = json!({"metadata": {"name": "d"}, "spec": {
         "selector": {"matchLabels": {"app": "d"}}, "template": template}});
     let pod = json!({"metadata": {"name": "p"},
         "spec": {"containers": [{"name": "c", "image": "i"}]}});
-    let service = |name: &str| {
-        json!({"metadata": {"name": name}, "spec": {
-            "type": "NodePort", "ports": [{"port": 80}]}})
-    };
     for (path, object) in [
-        (
-            format!("{space}/configmaps"),
-            json!({"metadata": {"name": "m"}}),
-        ),
-        (format!("{space}/pods"), pod),
-        (format!("{space}/services"), service("s")),
-        (format!("{apps}/deployments"), deployment),
+        ("configmaps", json!({"metadata": {"name": "m"}})),
+        ("pods", pod),
+        ("services", service("s")),
+        ("deployments", deployment),
     ] {
-        let made = admin(&server, "POST", &path, object).await;
+        let made = admin(server, "POST", &in_default(path), object).await;
         assert_eq!(made.code, 201, "{}", made.body);
     }
-    let before = stored(&server).await;
+}
+
+/// Method, path, media type, body, and code of the response.
+type DryRun = (&'static str, &'static str, &'static str, Value, u16);
+
+fn dry_runs() -> Vec<DryRun> {
     let map = |key: &str| json!({"metadata": {"name": "m"}, "data": {"k": key}});
     let binding = json!({"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n1"}});
     let eviction = json!({"metadata": {"name": "p"}});
     let token = json!({"spec": {"expirationSeconds": 3600}});
     let scale = json!({"metadata": {"name": "d"}, "spec": {"replicas": 7}});
     let applied = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}});
-    let merge = "application/merge-patch+json";
-    let json_type = "application/json";
-    let apply = "application/apply-patch+yaml";
     let status = json!({"status": {"phase": "Running"}});
-    let cases: &[(&str, String, &str, Value, u16)] = &[
-        (
-            "POST",
-            format!("{space}/configmaps"),
-            json_type,
-            json!({"metadata": {"name": "n"}}),
-            201,
-        ),
-        (
-            "POST",
-            format!("{space}/services"),
-            json_type,
-            service("t"),
-            201,
-        ),
-        (
-            "PUT",
-            format!("{space}/configmaps/m"),
-            json_type,
-            map("put"),
-            200,
-        ),
-        (
-            "PATCH",
-            format!("{space}/configmaps/m"),
-            merge,
-            map("patch"),
-            200,
-        ),
-        (
-            "PATCH",
-            format!("{space}/configmaps/m"),
-            apply,
-            applied,
-            200,
-        ),
-        (
-            "PATCH",
-            format!("{space}/pods/p/status"),
-            merge,
-            status,
-            200,
-        ),
-        (
-            "PATCH",
-            format!("{space}/services/s"),
-            merge,
-            json!({"spec": {"type": "ClusterIP"}}),
-            200,
-        ),
-        (
-            "PUT",
-            format!("{apps}/deployments/d/scale"),
-            json_type,
-            scale,
-            200,
-        ),
-        (
-            "POST",
-            format!("{space}/pods/p/binding"),
-            json_type,
-            binding,
-            201,
-        ),
-        (
-            "POST",
-            format!("{space}/pods/p/eviction"),
-            json_type,
-            eviction,
-            201,
-        ),
-        (
-            "POST",
-            format!("{space}/serviceaccounts/default/token"),
-            json_type,
-            token,
-            201,
-        ),
-        (
-            "DELETE",
-            format!("{space}/configmaps/m"),
-            json_type,
-            Value::Null,
-            200,
-        ),
-        (
-            "DELETE",
-            format!("{space}/services/s"),
-            json_type,
-            Value::Null,
-            200,
-        ),
-        (
-            "DELETE",
-            format!("{space}/configmaps"),
-            json_type,
-            Value::Null,
-            200,
-        ),
-    ];
-    for (method, path, media, body, code) in cases {
+    let (new, none) = (json!({"metadata": {"name": "n"}}), Value::Null);
+    let internal = json!({"spec": {"type": "ClusterIP"}});
+    vec![
+        ("POST", "configmaps", JSON, new, 201),
+        ("POST", "services", JSON, service("t"), 201),
+        ("PUT", "configmaps/m", JSON, map("put"), 200),
+        ("PATCH", "configmaps/m", MERGE, map("patch"), 200),
+        ("PATCH", "configmaps/m", APPLY, applied, 200),
+        ("PATCH", "pods/p/status", MERGE, status, 200),
+        ("PATCH", "services/s", MERGE, internal, 200),
+        ("PUT", "deployments/d/scale", JSON, scale, 200),
+        ("POST", "pods/p/binding", JSON, binding, 201),
+        ("POST", "pods/p/eviction", JSON, eviction, 201),
+        ("POST", "serviceaccounts/default/token", JSON, token, 201),
+        ("DELETE", "configmaps/m", JSON, none.clone(), 200),
+        ("DELETE", "services/s", JSON, none.clone(), 200),
+        ("DELETE", "configmaps", JSON, none, 200),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_of_any_write_changes_nothing() {
+    let server = Server::start().await;
+    create_objects(&server).await;
+    let before = stored(&server).await;
+    for (method, path, media, body, code) in dry_runs() {
         let user = User::new("kubernetes-admin", ["system:masters"]);
-        let path = format!("{path}?dryRun=All&fieldManager=dry-run");
+        let path = format!("{}?dryRun=All&fieldManager=dry-run", in_default(path));
         let body = if body.is_null() {
             String::new()
         } else {
             body.to_string()
         };
-        let headers = [("content-type", *media)];
+        let headers = [("content-type", media)];
         let answer = send(&server, user, method, &path, &headers, body).await;
-        assert_eq!(answer.code, *code, "{method} {path}: {}", answer.body);
+        assert_eq!(answer.code, code, "{method} {path}: {}", answer.body);
         assert_eq!(stored(&server).await, before, "{method} {path}");
     }
     let options = json!({"dryRun": ["All"]});
-    let answer = admin(&server, "DELETE", &format!("{space}/configmaps/m"), options).await;
+    let answer = admin(&server, "DELETE", &in_default("configmaps/m"), options).await;
     assert_eq!(answer.code, 200);
     assert_eq!(
         stored(&server).await,

@@ -17,7 +17,7 @@ async fn ask(server: &Server, method: &str, path: &str, headers: &[(&str, &str)]
 }
 
 /// The message of a Status, or else the whole body.
-fn said(answer: &Raw) -> String {
+fn message_of(answer: &Raw) -> String {
     let status: Result<Value, _> = machinery::json::from_str(&answer.body);
     match status {
         Ok(status) if status["kind"] == "Status" => status["message"].as_str().unwrap().to_owned(),
@@ -25,10 +25,29 @@ fn said(answer: &Raw) -> String {
     }
 }
 
+/// Methods, a path, and the code and message that they get.
+type Route = (&'static str, &'static str, u16, &'static str);
+
+async fn check_routes(server: &Server, routes: &[Route]) {
+    for &(methods, path, code, message) in routes {
+        for method in methods.split(' ') {
+            let answer = ask(server, method, path, &[]).await;
+            let about = format!("{method} {path}");
+            assert_eq!(answer.code, code, "{about}: {}", answer.body);
+            match method {
+                "HEAD" => assert_eq!(answer.body, "", "{about}"),
+                _ => assert_eq!(message_of(&answer), message, "{about}"),
+            }
+            let sniffed = answer.headers.get("x-content-type-options").is_none();
+            assert_eq!(sniffed, message != PAGE, "{about}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_paths_and_methods_get_upstreams_404_and_405() {
     let server = Server::start().await;
-    for (methods, path, code, message) in [
+    let routes = [
         // Paths without a router.
         ("GET POST HEAD", "/nope", 404, PAGE),
         ("GET PUT", "/apis/nope", 404, PAGE),
@@ -74,7 +93,16 @@ async fn unknown_paths_and_methods_get_upstreams_404_and_405() {
             405,
             OTHER,
         ),
-        // Invalid names.
+    ];
+    check_routes(&server, &routes).await;
+    let everywhere = ask(&server, "GET", "/api/v1/namespaces//configmaps", &[]).await;
+    assert_eq!(everywhere.json()["kind"], "ConfigMapList");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_in_paths_are_checked() {
+    let server = Server::start().await;
+    let routes = [
         (
             "GET DELETE",
             "/api/v1/nodes/%2e%2e",
@@ -97,20 +125,13 @@ async fn unknown_paths_and_methods_get_upstreams_404_and_405() {
             404,
             "nodes \"a\\x00b\" not found",
         ),
-    ] {
-        for method in methods.split(' ') {
-            let answer = ask(&server, method, path, &[]).await;
-            let about = format!("{method} {path}");
-            assert_eq!(answer.code, code, "{about}: {}", answer.body);
-            match method {
-                "HEAD" => assert_eq!(answer.body, "", "{about}"),
-                _ => assert_eq!(said(&answer), message, "{about}"),
-            }
-            let sniffed = answer.headers.get("x-content-type-options").is_none();
-            assert_eq!(sniffed, message != PAGE, "{about}");
-        }
-    }
-    // Without a router, every method is accepted.
+    ];
+    check_routes(&server, &routes).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn paths_without_a_router_accept_every_method() {
+    let server = Server::start().await;
     for (path, start) in [
         (
             "/",
@@ -131,8 +152,6 @@ async fn unknown_paths_and_methods_get_upstreams_404_and_405() {
             assert!(answer.body.starts_with(start), "{path}: {}", answer.body);
         }
     }
-    let everywhere = ask(&server, "GET", "/api/v1/namespaces//configmaps", &[]).await;
-    assert_eq!(everywhere.json()["kind"], "ConfigMapList");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -180,7 +199,7 @@ async fn documents_are_written_as_they_are_wanted() {
         assert_eq!(answer.code, code, "{path} {accept}: {}", answer.body);
         assert_eq!(answer.headers["content-type"], media, "{path} {accept}");
         if !message.is_empty() {
-            assert_eq!(said(&answer), message, "{path} {accept}");
+            assert_eq!(message_of(&answer), message, "{path} {accept}");
             // A client that accepts nothing we serve gets JSON for people.
             let indented = answer.body.starts_with("{\n  \"kind\": \"Status\",\n");
             assert_eq!(indented, accept != "*", "{path} {accept}");
@@ -282,14 +301,14 @@ async fn a_scale_is_shown_as_a_table_and_applied() {
     };
     let conflict = apply("", "Scale", 5).await;
     assert_eq!(conflict.code, 409, "{}", conflict.body);
-    let message = said(&conflict);
+    let message = message_of(&conflict);
     assert!(
         message.ends_with("using autoscaling/v1: .spec.replicas"),
         "{message}"
     );
     let wrong = apply("", "Deployment", 5).await;
     assert_eq!(
-        (wrong.code, said(&wrong).as_str()),
+        (wrong.code, message_of(&wrong).as_str()),
         (400, "invalid object type: autoscaling/v1, Kind=Deployment")
     );
     let forced = apply("&force=true", "Scale", 5).await;
@@ -324,11 +343,11 @@ async fn a_body_for_a_pod_names_the_pod() {
     ] {
         let path = format!("/api/v1/namespaces/default/pods/p/{path}");
         let answer = admin(&server, "POST", &path, json!({})).await;
-        assert_eq!((answer.code, said(&answer).as_str()), (code, message));
+        assert_eq!((answer.code, message_of(&answer).as_str()), (code, message));
     }
     let binding = json!({"metadata": {"name": "p"}, "target": {"kind": "Pod"}});
     let path = "/api/v1/namespaces/default/pods/p/binding";
     let answer = admin(&server, "POST", path, binding).await;
     let message = "[target.kind: Unsupported value: \"Pod\": supported values: \"Node\", \"<empty>\", target.name: Required value]";
-    assert_eq!((answer.code, said(&answer).as_str()), (500, message));
+    assert_eq!((answer.code, message_of(&answer).as_str()), (500, message));
 }

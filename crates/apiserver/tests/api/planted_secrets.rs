@@ -78,6 +78,108 @@ async fn bearer(server: &Server, token: &str) -> u16 {
     answer.unwrap().code
 }
 
+fn encode(text: &str) -> String {
+    BASE64_STANDARD.encode(text)
+}
+
+/// Secrets: create, read, update, reject, watch, in bodies that are broken.
+async fn send_secrets(server: &Server) {
+    let secrets = "/api/v1/namespaces/default/secrets";
+    let secret = json!({"metadata": {"name": "s"}, "data": {"k": encode(SECRET)}});
+    let created = admin(server, "POST", secrets, secret.clone()).await;
+    assert_eq!(created.code, 201);
+    assert_eq!(admin(server, "POST", secrets, secret).await.code, 409);
+    let one = format!("{secrets}/s");
+    let patch = json!({"stringData": {"other": SECRET}, "type": SECRET});
+    assert_eq!(admin(server, "PATCH", &one, patch).await.code, 422);
+    assert_eq!(admin(server, "GET", &one, Value::Null).await.code, 200);
+    let watch = format!("{secrets}?watch=1&timeoutSeconds=1&resourceVersion=0");
+    assert_eq!(admin(server, "GET", &watch, Value::Null).await.code, 200);
+    let broken = format!("{{\"data\": {{\"k\": \"{BODY}\"");
+    let ops = User::new("ops", ["system:masters"]);
+    for media in [
+        "application/json",
+        "application/yaml",
+        "application/vnd.kubernetes.protobuf",
+    ] {
+        let headers = [("content-type", media)];
+        let body = broken.clone();
+        let answer = send(server, ops.clone(), "POST", secrets, &headers, body).await;
+        assert!(answer.code >= 400, "{media}");
+    }
+}
+
+/// Tokens from the file, of an account, of a bootstrap secret, and invalid ones. Returns that of
+/// the account.
+async fn send_bearer_tokens(server: &Server) -> String {
+    let (id, rest) = BOOTSTRAP.split_once('.').unwrap();
+    let data = json!({"token-id": encode(id), "token-secret": encode(rest),
+                      "usage-bootstrap-authentication": encode("true")});
+    let token = json!({"metadata": {"name": format!("bootstrap-token-{id}")},
+                       "type": "bootstrap.kubernetes.io/token", "data": data});
+    let system = "/api/v1/namespaces/kube-system/secrets";
+    let made = admin(server, "POST", system, token).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let account = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    let issued = admin(server, "POST", account, json!({"spec": {}})).await;
+    let issued = issued.json()["status"]["token"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    for (token, code) in [
+        (STATIC_TOKEN, 200),
+        (BOOTSTRAP, 200),
+        (issued.as_str(), 200),
+        (WRONG_TOKEN, 401),
+        (&issued[..issued.len() - 2], 401),
+    ] {
+        assert_eq!(bearer(server, token).await, code);
+    }
+    issued
+}
+
+/// Credentials in other places: basic authentication, a WebSocket's protocol, a cookie, a review.
+async fn send_other_credentials(server: &Server) {
+    let basic = format!("Basic {}", encode(&format!("eve:{PASSWORD}")));
+    let protocol = format!(
+        "base64url.bearer.authorization.k8s.io.{}, v4.channel.k8s.io",
+        base64::prelude::BASE64_URL_SAFE_NO_PAD.encode(WRONG_TOKEN)
+    );
+    for headers in [
+        [("authorization", basic.as_str())],
+        [("sec-websocket-protocol", protocol.as_str())],
+        [("cookie", PASSWORD)],
+    ] {
+        let (path, client) = ("/api/v1/nodes", without_credentials(server));
+        let answer = over_tls(server, client, "GET", path, &headers, "").await;
+        answer.unwrap();
+    }
+    let review = json!({"kind": "TokenReview", "apiVersion": "authentication.k8s.io/v1",
+                        "spec": {"token": WRONG_TOKEN}});
+    let reviews = "/apis/authentication.k8s.io/v1/tokenreviews";
+    assert_eq!(admin(server, "POST", reviews, review).await.code, 201);
+}
+
+/// Everything that was sent, also encoded.
+fn planted(issued: &str) -> Vec<String> {
+    let (_, bootstrap_secret) = BOOTSTRAP.split_once('.').unwrap();
+    let signature = issued.rsplit('.').next().unwrap();
+    let planted = [
+        STATIC_TOKEN,
+        BOOTSTRAP,
+        bootstrap_secret,
+        WRONG_TOKEN,
+        PASSWORD,
+        SECRET,
+        BODY,
+        QUERY,
+        signature,
+    ];
+    let mut planted: Vec<String> = planted.iter().map(|&text| text.to_owned()).collect();
+    planted.extend([SECRET, WRONG_TOKEN, PASSWORD, bootstrap_secret].map(encode));
+    planted
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn no_secret_token_or_key_is_ever_logged() {
     let log = Log::default();
@@ -92,90 +194,9 @@ async fn no_secret_token_or_key_is_ever_logged() {
         config.token_auth_file = Some(tokens);
     })
     .await;
-    let encode = |text: &str| BASE64_STANDARD.encode(text);
-    // Secrets: create, read, update, reject, watch.
-    let secrets = "/api/v1/namespaces/default/secrets";
-    let secret = json!({"metadata": {"name": "s"}, "data": {"k": encode(SECRET)}});
-    assert_eq!(
-        admin(&server, "POST", secrets, secret.clone()).await.code,
-        201
-    );
-    assert_eq!(admin(&server, "POST", secrets, secret).await.code, 409);
-    let one = format!("{secrets}/s");
-    let patch = json!({"stringData": {"other": SECRET}, "type": SECRET});
-    assert_eq!(admin(&server, "PATCH", &one, patch).await.code, 422);
-    assert_eq!(admin(&server, "GET", &one, Value::Null).await.code, 200);
-    let watch = format!("{secrets}?watch=1&timeoutSeconds=1&resourceVersion=0");
-    assert_eq!(admin(&server, "GET", &watch, Value::Null).await.code, 200);
-    let broken = format!("{{\"data\": {{\"k\": \"{BODY}\"");
-    let ops = User::new("ops", ["system:masters"]);
-    for media in [
-        "application/json",
-        "application/yaml",
-        "application/vnd.kubernetes.protobuf",
-    ] {
-        let headers = [("content-type", media)];
-        let answer = send(
-            &server,
-            ops.clone(),
-            "POST",
-            secrets,
-            &headers,
-            broken.clone(),
-        )
-        .await;
-        assert!(answer.code >= 400, "{media}");
-    }
-    // Tokens: from the file, of an account, of a bootstrap secret, invalid ones, in every place.
-    let (id, rest) = BOOTSTRAP.split_once('.').unwrap();
-    let data = json!({"token-id": encode(id), "token-secret": encode(rest),
-                      "usage-bootstrap-authentication": encode("true")});
-    let token = json!({"metadata": {"name": format!("bootstrap-token-{id}")},
-                       "type": "bootstrap.kubernetes.io/token", "data": data});
-    let system = "/api/v1/namespaces/kube-system/secrets";
-    let made = admin(&server, "POST", system, token).await;
-    assert_eq!(made.code, 201, "{}", made.body);
-    let account = "/api/v1/namespaces/default/serviceaccounts/default/token";
-    let issued = admin(&server, "POST", account, json!({"spec": {}})).await;
-    let issued = issued.json()["status"]["token"]
-        .as_str()
-        .unwrap()
-        .to_owned();
-    for (token, code) in [
-        (STATIC_TOKEN, 200),
-        (BOOTSTRAP, 200),
-        (issued.as_str(), 200),
-        (WRONG_TOKEN, 401),
-        (&issued[..issued.len() - 2], 401),
-    ] {
-        assert_eq!(bearer(&server, token).await, code);
-    }
-    let basic = format!("Basic {}", encode(&format!("eve:{PASSWORD}")));
-    let protocol = format!(
-        "base64url.bearer.authorization.k8s.io.{}, v4.channel.k8s.io",
-        base64::prelude::BASE64_URL_SAFE_NO_PAD.encode(WRONG_TOKEN)
-    );
-    for headers in [
-        [("authorization", basic.as_str())],
-        [("sec-websocket-protocol", protocol.as_str())],
-        [("cookie", PASSWORD)],
-    ] {
-        let path = "/api/v1/nodes";
-        over_tls(
-            &server,
-            without_credentials(&server),
-            "GET",
-            path,
-            &headers,
-            "",
-        )
-        .await
-        .unwrap();
-    }
-    let review = json!({"kind": "TokenReview", "apiVersion": "authentication.k8s.io/v1",
-                        "spec": {"token": WRONG_TOKEN}});
-    let reviews = "/apis/authentication.k8s.io/v1/tokenreviews";
-    assert_eq!(admin(&server, "POST", reviews, review).await.code, 201);
+    send_secrets(&server).await;
+    let issued = send_bearer_tokens(&server).await;
+    send_other_credentials(&server).await;
     // Renewing all certificates writes new keys.
     let keys_before = keys(&server);
     let later = jiff::Timestamp::now() + std::time::Duration::from_secs(300 * 24 * 3600);
@@ -185,20 +206,7 @@ async fn no_secret_token_or_key_is_ever_logged() {
         logged.contains("refused"),
         "the log shows what happens at all"
     );
-    let signature = issued.rsplit('.').next().unwrap();
-    let planted = [
-        STATIC_TOKEN,
-        BOOTSTRAP,
-        rest,
-        WRONG_TOKEN,
-        PASSWORD,
-        SECRET,
-        BODY,
-        QUERY,
-        signature,
-    ];
-    let mut planted: Vec<String> = planted.iter().map(|&text| text.to_owned()).collect();
-    planted.extend([SECRET, WRONG_TOKEN, PASSWORD, rest].map(encode));
+    let mut planted = planted(&issued);
     planted.extend(keys_before);
     planted.extend(keys(&server));
     for text in planted {

@@ -214,6 +214,85 @@ async fn define(server: &Server, plurals: &[&str]) {
     }
 }
 
+const FLOW_CONTROL: &str = "flowcontrol.apiserver.k8s.io";
+const RBAC: &str = "rbac.authorization.k8s.io";
+
+/// Group, resource, namespace and name of the objects that cannot be read.
+const DAMAGED: [(&str, &str, &str, &str); 14] = [
+    (
+        "apiextensions.k8s.io",
+        "customresourcedefinitions",
+        "",
+        "broken.example.com",
+    ),
+    (
+        "apiregistration.k8s.io",
+        "apiservices",
+        "",
+        "v1.remote.example.com",
+    ),
+    ("apiregistration.k8s.io", "apiservices", "", "v1.apps"),
+    (FLOW_CONTROL, "flowschemas", "", "service-accounts"),
+    (FLOW_CONTROL, "flowschemas", "", "exempt"),
+    (
+        FLOW_CONTROL,
+        "prioritylevelconfigurations",
+        "",
+        "workload-low",
+    ),
+    (RBAC, "clusterroles", "", "view"),
+    (
+        RBAC,
+        "rolebindings",
+        "kube-system",
+        "system:controller:token-cleaner",
+    ),
+    ("networking.k8s.io", "servicecidrs", "", "kubernetes"),
+    ("", "namespaces", "", "kube-public"),
+    ("", "services", "default", "kubernetes"),
+    (
+        "discovery.k8s.io",
+        "endpointslices",
+        "default",
+        "kubernetes",
+    ),
+    (
+        "",
+        "configmaps",
+        "kube-system",
+        "extension-apiserver-authentication",
+    ),
+    (
+        "scheduling.k8s.io",
+        "priorityclasses",
+        "",
+        "system-node-critical",
+    ),
+];
+
+/// A role that was created after the damage permits its users what it says.
+async fn other_roles_count(server: &Server) {
+    let role = json!({"metadata": {"name": "reader"}, "rules": [
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]},
+    ]});
+    let path = "/apis/rbac.authorization.k8s.io/v1";
+    let made = admin(server, "POST", &format!("{path}/clusterroles"), role).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let binding = json!({
+        "metadata": {"name": "reader"},
+        "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": "reader"},
+        "subjects": [{"apiGroup": RBAC, "kind": "User", "name": "someone"}],
+    });
+    let bindings = format!("{path}/clusterrolebindings");
+    let made = admin(server, "POST", &bindings, binding).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let maps = kube::Api::<k8s_openapi::api::core::v1::ConfigMap>::namespaced(
+        server.client(apiserver::User::new("someone", ["system:authenticated"])),
+        "default",
+    );
+    eventually(|| async { maps.list(&Default::default()).await.ok() }).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_server_starts_without_the_objects_that_cannot_be_read() {
     let server = Server::over(|store| store).await;
@@ -231,62 +310,8 @@ async fn the_server_starts_without_the_objects_that_cannot_be_read() {
     assert_eq!(made.code, 201, "{}", made.body);
     until(&server, "/readyz", 200).await;
 
-    let extensions = "apiextensions.k8s.io";
-    let flow_control = "flowcontrol.apiserver.k8s.io";
-    let rbac = "rbac.authorization.k8s.io";
-    let damaged = [
-        (
-            extensions,
-            "customresourcedefinitions",
-            "",
-            "broken.example.com",
-        ),
-        (
-            "apiregistration.k8s.io",
-            "apiservices",
-            "",
-            "v1.remote.example.com",
-        ),
-        ("apiregistration.k8s.io", "apiservices", "", "v1.apps"),
-        (flow_control, "flowschemas", "", "service-accounts"),
-        (flow_control, "flowschemas", "", "exempt"),
-        (
-            flow_control,
-            "prioritylevelconfigurations",
-            "",
-            "workload-low",
-        ),
-        (rbac, "clusterroles", "", "view"),
-        (
-            rbac,
-            "rolebindings",
-            "kube-system",
-            "system:controller:token-cleaner",
-        ),
-        ("networking.k8s.io", "servicecidrs", "", "kubernetes"),
-        ("", "namespaces", "", "kube-public"),
-        ("", "services", "default", "kubernetes"),
-        (
-            "discovery.k8s.io",
-            "endpointslices",
-            "default",
-            "kubernetes",
-        ),
-        (
-            "",
-            "configmaps",
-            "kube-system",
-            "extension-apiserver-authentication",
-        ),
-        (
-            "scheduling.k8s.io",
-            "priorityclasses",
-            "",
-            "system-node-critical",
-        ),
-    ];
     let faults = Arc::new(Faults::default());
-    for (group, plural, namespace, name) in damaged {
+    for (group, plural, namespace, name) in DAMAGED {
         let key = object_key(group, plural, namespace, name);
         let (_, stored) = server.store.get(&key, Freshness::Newest).await.unwrap();
         assert!(stored.is_some(), "{plural} {name}");
@@ -314,29 +339,7 @@ async fn the_server_starts_without_the_objects_that_cannot_be_read() {
     define(&server, &["later"]).await;
     let taken = admin(&server, "POST", DEFINITIONS, definition("broken")).await;
     assert_eq!(taken.code, 409, "{}", taken.body);
-    // Other roles count.
-    let role = json!({"metadata": {"name": "reader"}, "rules": [
-        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]},
-    ]});
-    let path = "/apis/rbac.authorization.k8s.io/v1";
-    let made = admin(&server, "POST", &format!("{path}/clusterroles"), role).await;
-    assert_eq!(made.code, 201, "{}", made.body);
-    let binding = json!({
-        "metadata": {"name": "reader"},
-        "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": "reader"},
-        "subjects": [{"apiGroup": rbac, "kind": "User", "name": "someone"}],
-    });
-    let bindings = format!("{path}/clusterrolebindings");
-    let made = admin(&server, "POST", &bindings, binding).await;
-    assert_eq!(made.code, 201, "{}", made.body);
-    let maps = kube::Api::<k8s_openapi::api::core::v1::ConfigMap>::namespaced(
-        server.client(apiserver::User::new("someone", ["system:authenticated"])),
-        "default",
-    );
-    eventually(|| async { maps.list(&Default::default()).await.ok() }).await;
-
-    // It holds the store.
-    drop(maps);
+    other_roles_count(&server).await;
 
     faults.keys.lock().clear();
     let server = server.restart().await;
