@@ -89,7 +89,8 @@ soak: unit e2e
 fuzz:
 	cargo run --release --package fuzz -- $(TARGET)
 
-# All benches, one after another; BENCH=store runs one of them. benches/*/ say what each measures and needs.
+# The benches that need no arguments, one after another; BENCH=store runs one of them. benches/*/ say what each measures
+# and needs, also `network` and `controllers`.
 BENCH ?= machinery store scheduler apiserver runtime storage pods
 bench:
 	@for bench in $(BENCH); do echo "== $$bench"; cargo run --release --package bench-$$bench -- $$([ $$bench = apiserver ] && echo alone) || exit 1; done

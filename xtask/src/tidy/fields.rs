@@ -10,19 +10,25 @@ use anyhow::Result;
 
 use super::sources;
 
-/// The crates whose code reads objects as trees.
-const CRATES: &[&str] = &[
-    "admission",
-    "aggregator",
-    "apiextensions",
-    "apiserver",
-    "flowcontrol",
-    "kinds",
-    "metrics-api",
-    "openapi",
-    "quota",
-    "registry",
-    "service-allocator",
+/// The sources that read objects as trees.
+const READERS: &[&str] = &[
+    "admission/src",
+    "aggregator/src",
+    "apiextensions/src",
+    "apiserver/src",
+    "cel/src",
+    "cluster/src",
+    "controllers/src",
+    "flowcontrol/src",
+    "kinds/src",
+    "kubectl/src/commands",
+    "machinery/src",
+    "metrics-api/src",
+    "openapi/src",
+    "quota/src",
+    "registry/src",
+    "service-allocator/src",
+    "webhook/src",
 ];
 
 /// Names that are not in the table, each with its reason.
@@ -46,27 +52,42 @@ const OTHERS: &[(&str, &str)] = &[
         "attachedRequired",
         "upstream's field path of CSIDriver's attachRequired",
     ),
+    ("auth", "a file with registry credentials"),
+    ("cluster", "a kubeconfig"),
+    ("components", "a document of OpenAPI"),
     ("consumes", "a document of OpenAPI"),
     ("content", "a document of OpenAPI"),
+    ("contexts", "a kubeconfig"),
+    ("credentialPluginAllowlist", "a kuberc"),
+    ("credentialPluginPolicy", "a kuberc"),
+    ("current-context", "a kubeconfig"),
+    ("email", "a file with registry credentials"),
+    ("f:annotations", "managedFields"),
+    ("gitVersion", "the server's version"),
     ("in", "a document of OpenAPI"),
     ("info", "a document of OpenAPI"),
     (
         "initiatorname",
         "upstream's field path of iscsi's initiatorName",
     ),
+    ("interactiveMode", "a kubeconfig"),
     ("keys", "the encryption configuration file"),
     ("kms", "the encryption configuration file"),
     ("kubeConfigFile", "the admission configuration file"),
+    ("minor", "the server's version"),
     ("nodeSwapStatus", "upstream's field path of a node's swap"),
+    ("op", "an operation of a JSON patch"),
     ("ordinals.start", "upstream's field path of a StatefulSet"),
-    ("providers", "the encryption configuration file"),
     (
         "persistentvolumesource",
         "upstream's field path of a changed source",
     ),
     ("produces", "a document of OpenAPI"),
+    ("provideClusterInfo", "a kubeconfig"),
+    ("providers", "the encryption configuration file"),
     ("responses", "a document of OpenAPI"),
     ("serverRelativeURL", "a document of OpenAPI"),
+    ("serverVersion", "the versions that kubectl prints"),
     ("ssh-privatekey", "a key of a Secret"),
     (
         "targetportal",
@@ -92,8 +113,8 @@ const OTHERS: &[(&str, &str)] = &[
 pub(super) fn check(root: &Path) -> Result<Vec<String>> {
     let known = names(&root.join("crates/machinery/src/schema/table"))?;
     let mut findings = Vec::new();
-    for member in CRATES {
-        for file in sources::files(&root.join("crates").join(member).join("src"))? {
+    for reader in READERS {
+        for file in sources::files(&root.join("crates").join(reader))? {
             let name = file
                 .strip_prefix(root)
                 .unwrap_or(&file)
