@@ -1,4 +1,6 @@
 //! Times in the API: RFC 3339 in UTC, to the second or to the microsecond.
+//!
+//! The calendar is our own: jiff's timestamps end a day before the year 9999 does, and those of the API do not.
 
 use crate::text::quote;
 
