@@ -243,6 +243,12 @@ impl Table {
         same.find(|known| text::same(&known.group, group))
     }
 
+    /// Whether a resource is built in, in any version. A definition of the same name would share its objects.
+    pub fn is_built_in(&self, group: &str, plural: &str) -> bool {
+        let mut same = self.builtin.of_plural(plural).iter();
+        same.any(|known| text::same(&known.group, group))
+    }
+
     /// Whether a group is built in: upstream serves its paths by a router.
     pub fn has_router(&self, group: &str) -> bool {
         self.builtin.groups.contains(group)

@@ -95,7 +95,8 @@ async fn try_empty(core: &Arc<Core>, definition: &Value) -> Result<bool, Status>
         return Ok(true);
     }
     let (group, plural) = id(definition);
-    let ended = if holds(definition, "Established") {
+    let is_built_in = core.registry.table().is_built_in(&group, &plural);
+    let ended = if holds(definition, "Established") && !is_built_in {
         if delete_all(core, &group, &plural).await? > 0 {
             return Ok(false);
         }
@@ -103,7 +104,7 @@ async fn try_empty(core: &Arc<Core>, definition: &Value) -> Result<bool, Status>
         let message = "removed all instances";
         condition("Terminating", false, "InstanceDeletionCompleted", message)
     } else {
-        // Another definition holds its names.
+        // Another definition or a built-in kind holds its names.
         let message = "resource was never established";
         condition("Terminating", false, "NeverEstablished", message)
     };

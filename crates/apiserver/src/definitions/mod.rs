@@ -288,9 +288,11 @@ impl Definitions {
         let is_deleting = meta::is_deleting(&definition);
         let whole = Value::Object(definition);
         let (group, plural) = id(&whole);
+        // Anyone who may write the status can claim that the names of a built-in kind were accepted.
+        let is_built_in = core.registry.table().is_built_in(&group, &plural);
         if is_deleting {
             self.waiting.remove(&name);
-            let established = holds(&whole, "Established");
+            let established = holds(&whole, "Established") && !is_built_in;
             if established {
                 serving::serve(core, &whole, bytes, since);
             }
@@ -303,6 +305,11 @@ impl Definitions {
             });
         }
         let (wanted, before) = (&whole["spec"]["names"], &whole["status"]["acceptedNames"]);
+        let accepted = before["plural"].as_str().unwrap_or_default();
+        let before = match (accepted.is_empty() || accepted == plural) && !is_built_in {
+            true => before,
+            false => &Value::Null,
+        };
         let taken = self.in_use.by_others(&group, &plural);
         let (accepted, conflict) = names::accept(wanted, before, taken);
         self.in_use.set(&group, &plural, &accepted);
@@ -313,7 +320,7 @@ impl Definitions {
             }
             Some(_) => {
                 // An established definition stays served, under the names that it has.
-                if holds(&whole, "Established") {
+                if holds(&whole, "Established") && accepted["plural"] == *plural {
                     let mut served = whole.clone();
                     served["spec"]["names"] = accepted.clone();
                     serving::serve(core, &served, bytes, since);

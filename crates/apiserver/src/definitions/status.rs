@@ -62,10 +62,10 @@ impl Names {
                 set_condition(status, names, now);
                 // An established definition stays established under its previous names.
                 let conditions = status["conditions"].as_array().into_iter().flatten();
-                if !conditions
-                    .into_iter()
-                    .any(|old| old["type"] == "Established")
-                {
+                let mut conditions = conditions.into_iter();
+                let is_known = conditions.any(|old| old["type"] == "Established");
+                let plural = self.accepted["plural"].as_str().unwrap_or_default();
+                if !is_known || plural.is_empty() {
                     let message = "not all names are accepted";
                     let established = condition("Established", false, "NotAccepted", message);
                     set_condition(status, established, now);

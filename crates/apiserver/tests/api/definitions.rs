@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use machinery::json::{Value, json};
 
-use crate::support::{Raw, Server, admin, send};
+use crate::support::{Raw, Server, admin, eventually, send};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const GADGETS: &str = "/apis/example.com/v1/namespaces/default/gadgets";
@@ -420,4 +420,46 @@ async fn many_definitions_are_described_by_one_document() {
             .body
             .contains(&format!("com.example.v1.Thing{count}\""))
     );
+}
+
+/// Claims in the status of a definition that its names are accepted.
+async fn forge_status(server: &Server, path: &str) {
+    eventually(|| async {
+        let mut forged = admin(server, "GET", path, Value::Null).await.json();
+        forged["status"]["acceptedNames"] = forged["spec"]["names"].clone();
+        for condition in forged["status"]["conditions"].as_array_mut().unwrap() {
+            condition["status"] = "True".into();
+        }
+        let written = admin(server, "PUT", &format!("{path}/status"), forged).await;
+        (written.code == 200).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_definition_gets_the_objects_of_a_built_in_kind() {
+    let server = Server::start().await;
+    let policies = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies";
+    let policy = json!({"metadata": {"name": "keep"}, "spec": {"podSelector": {}}});
+    assert_eq!(admin(&server, "POST", policies, policy).await.code, 201);
+    let names = json!({"kind": "NetworkPolicy", "singular": "networkpolicy"});
+    let version = json!({"name": "v9"});
+    let mut same = definition("networkpolicies", "networking.k8s.io", names, version);
+    same["metadata"]["annotations"] =
+        json!({"api-approved.kubernetes.io": "https://github.com/kubernetes/kubernetes/pull/1"});
+    let path = make(&server, same).await;
+    let established = |answer: &Raw| condition(&answer.json(), "Established");
+    until(&server, &path, |answer| established(answer).is_some()).await;
+    forge_status(&server, &path).await;
+    let is_refused =
+        |answer: &Raw| established(answer).is_some_and(|said| said[1] == "NotAccepted");
+    until(&server, &path, is_refused).await;
+    let other = "/apis/networking.k8s.io/v9/namespaces/default/networkpolicies";
+    assert_eq!(admin(&server, "GET", other, Value::Null).await.code, 404);
+    // The status is forged once more just before the deletion, when nothing corrects it.
+    forge_status(&server, &path).await;
+    admin(&server, "DELETE", &path, Value::Null).await;
+    until(&server, &path, |answer| answer.code == 404).await;
+    let kept = admin(&server, "GET", &format!("{policies}/keep"), Value::Null).await;
+    assert_eq!(kept.code, 200, "{}", kept.body);
 }
