@@ -27,6 +27,8 @@ use webhook::{Call, Client, ClientConfig};
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum bytes of a response beyond the size of the request.
 const ROOM: usize = 16 << 20;
+/// Responses of this size and more are decoded outside of the runtime's threads.
+const LARGE: usize = 64 * 1024;
 const KIND: &str = "ConversionReview";
 /// Upstream's buckets, in seconds.
 const DURATIONS: [f64; 12] = [
@@ -130,9 +132,10 @@ impl Conversion {
             return Ok(objects);
         }
         let began = Instant::now();
-        let converted = self.ask(&objects, desired).await;
-        let converted =
-            converted.and_then(|converted| check_converted(objects, converted, desired));
+        let converted = match self.ask(&objects, desired).await {
+            Ok(review) => review.read(objects, desired).await,
+            Err(failure) => Err(failure),
+        };
         self.metrics
             .observe(began, converted.as_ref().err().map(|(failure, _)| *failure));
         converted.map_err(|(_, why)| {
@@ -141,12 +144,7 @@ impl Conversion {
         })
     }
 
-    async fn ask(
-        &self,
-        objects: &[Object],
-        desired: &str,
-    ) -> Result<Vec<Value>, (FailureType, String)> {
-        let failed = |failure, why: String| (failure, format!("failed: {why}"));
+    async fn ask(&self, objects: &[Object], desired: &str) -> Result<Review, Failure> {
         let Some(version) = self.review else {
             let why = "no supported conversion review versions".to_owned();
             return Err(failed(FailureType::Call, why));
@@ -173,14 +171,49 @@ impl Conversion {
             );
             return Err(failed(FailureType::Call, why));
         }
-        let converted =
-            response(version, &uid, &answer.body).map_err(|(failure, why)| failed(failure, why))?;
-        if converted.len() != objects.len() {
-            let (got, wanted) = (converted.len(), objects.len());
+        Ok(Review {
+            version,
+            uid,
+            body: answer.body,
+        })
+    }
+}
+
+/// Why a conversion failed.
+type Failure = (FailureType, String);
+
+fn failed(failure: FailureType, why: String) -> Failure {
+    (failure, format!("failed: {why}"))
+}
+
+/// The response of a webhook, not decoded yet.
+struct Review {
+    version: &'static str,
+    uid: String,
+    body: Bytes,
+}
+
+impl Review {
+    /// The converted objects.
+    async fn read(self, originals: Vec<Object>, desired: &str) -> Result<Vec<Object>, Failure> {
+        if self.body.len() < LARGE {
+            return self.decode(originals, desired);
+        }
+        let desired = desired.to_owned();
+        let decode = tokio::task::spawn_blocking(move || self.decode(originals, &desired));
+        let decoded = decode.await;
+        decoded.unwrap_or_else(|error| Err(failed(FailureType::Malformed, error.to_string())))
+    }
+
+    fn decode(&self, originals: Vec<Object>, desired: &str) -> Result<Vec<Object>, Failure> {
+        let converted = response(self.version, &self.uid, &self.body);
+        let converted = converted.map_err(|(failure, why)| failed(failure, why))?;
+        if converted.len() != originals.len() {
+            let (got, wanted) = (converted.len(), originals.len());
             let why = format!("returned {got} objects, expected {wanted}");
             return Err((FailureType::Partial, why));
         }
-        Ok(converted)
+        check_converted(originals, converted, desired)
     }
 }
 

@@ -9,6 +9,7 @@
 
 mod at_rest;
 mod codec;
+mod conversions;
 mod encryption;
 pub mod failure;
 mod forms;

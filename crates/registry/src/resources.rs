@@ -18,7 +18,7 @@ use machinery::{
 };
 use store::Key;
 
-use crate::{Draft, Shared, Stored, store_metrics::Stores, table::Table};
+use crate::{Draft, Shared, Stored, conversions::Conversions, store_metrics::Stores, table::Table};
 
 /// The root of all objects in the store.
 const ROOT: &str = "/registry/";
@@ -76,6 +76,7 @@ pub struct Resource {
     pub stores: Stores,
     /// The number of current watchers.
     pub watchers: Arc<AtomicUsize>,
+    conversions: Conversions,
     prefix: String,
 }
 
@@ -104,6 +105,7 @@ impl Resource {
             }),
             stores: Stores::default(),
             watchers: Arc::default(),
+            conversions: Conversions::default(),
             schema: kind.schema().and_then(schema::lookup),
             api_version: api_version(&names.group, &names.version),
             group: names.group,
@@ -251,18 +253,38 @@ impl Resource {
                 None => places.push(place),
             }
         }
-        let given = places.iter().map(|place| {
-            let mut object = objects[*place].parse();
+        let others: Vec<Arc<Stored>> = places.iter().map(|at| objects[*at].clone()).collect();
+        if others.is_empty() {
+            return Ok(objects);
+        }
+        let convert = |others| self.convert_stored(kind, others);
+        let made = self.conversions.share(&form, &others, convert).await?;
+        for (place, made) in places.into_iter().zip(made) {
+            objects[place] = made;
+        }
+        Ok(objects)
+    }
+
+    /// Stored objects of other versions in this one.
+    async fn convert_stored(
+        &self,
+        kind: &CustomKind,
+        objects: Vec<Arc<Stored>>,
+    ) -> Result<Vec<Arc<Stored>>, Status> {
+        let form = kind.form();
+        let given = objects.iter().map(|object| {
+            let mut object = object.parse();
             kind.read_own(&mut object);
             object
         });
         let made = self.convert(given.collect()).await?;
-        for (place, made) in places.into_iter().zip(made) {
-            let made = Arc::new(self.converted_form(&objects[place], made)?);
-            objects[place].keep_form(&form, &made);
-            objects[place] = made;
-        }
-        Ok(objects)
+        let pairs = objects.iter().zip(made);
+        let made = pairs.map(|(stored, made)| {
+            let made = Arc::new(self.converted_form(stored, made)?);
+            stored.keep_form(&form, &made);
+            Ok(made)
+        });
+        made.collect()
     }
 
     /// As [`Resource::convert_all`], for one object.

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use machinery::json::json;
 use machinery::{Status, Value, field, text};
+use request::heavy;
 use store::{Entry, Freshness, ListRequest, Listed, Revision};
 
 use super::watch::sink::served;
@@ -306,7 +307,9 @@ async fn page(
     };
     if resource.converts() {
         let objects = listed.entries.iter().map(|entry| entry.object.clone());
-        let objects = resource.convert_all(objects.collect()).await?;
+        let objects: Vec<Arc<Stored>> = objects.collect();
+        heavy::mark_large(objects.iter().map(|object| object.size()).sum()).await;
+        let objects = resource.convert_all(objects).await?;
         for (entry, object) in listed.entries.iter_mut().zip(objects) {
             entry.object = object;
         }

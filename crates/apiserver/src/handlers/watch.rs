@@ -22,6 +22,7 @@ use http::StatusCode;
 use machinery::{Status, field, text};
 use parking_lot::Mutex;
 use rand::Rng;
+use request::heavy;
 use store::{Event, Freshness, ListRequest, Revision, WatchItem};
 use tokio::time::{Instant, Sleep};
 
@@ -369,7 +370,11 @@ impl<S: Sink> Watcher<S> {
                 };
                 let listed = store.list(ask).await.map_err(failure::of_store)?;
                 let objects = listed.entries.into_iter().map(|entry| entry.object);
-                let objects = resource.convert_all(objects.collect()).await?.into_iter();
+                let objects: Vec<Arc<Stored>> = objects.collect();
+                if resource.converts() {
+                    heavy::mark_large(objects.iter().map(|object| object.size()).sum()).await;
+                }
+                let objects = resource.convert_all(objects).await?.into_iter();
                 initial = objects.filter(|object| selection.matches(object)).collect();
                 listed.revision
             }

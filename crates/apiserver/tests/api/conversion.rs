@@ -1,10 +1,12 @@
 //! Conversion webhooks of custom resources: every verb in every version, and what happens when they fail.
 
+use futures::StreamExt;
+use http_body_util::BodyStream;
 use machinery::json::{Value, json};
 
 use crate::{
     hook_server::{Hook, Reply},
-    support::{Raw, Server, admin, eventually, send},
+    support::{Raw, Server, admin, eventually, over_socket, send},
 };
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
@@ -18,7 +20,7 @@ fn convert(object: &Value, desired: &Value) -> Value {
     let mut made = object.clone();
     made["apiVersion"] = desired.clone();
     let spec = &object["spec"];
-    if *desired == "example.com/v2" {
+    if *desired != "example.com/v1" {
         let text = spec["hostPort"].as_str().unwrap_or_default();
         let (host, port) = text.split_once(':').unwrap_or((text, ""));
         made["spec"] = json!({"host": host, "port": port});
@@ -68,7 +70,8 @@ fn definition(hook: &Hook) -> Value {
         "spec": {
             "group": "example.com", "scope": "Namespaced",
             "names": {"plural": "hosts", "singular": "host", "kind": "Host", "listKind": "HostList"},
-            "versions": [version("v1", true, &["hostPort"]), version("v2", false, &["host", "port"])],
+            "versions": [version("v1", true, &["hostPort"]), version("v2", false, &["host", "port"]),
+                version("v3", false, &["host", "port"])],
             "conversion": {"strategy": "Webhook", "webhook": {
                 "clientConfig": hook.by_url(), "conversionReviewVersions": ["v1", "v1beta1"]}},
         },
@@ -496,4 +499,36 @@ async fn policies_see_parameters_in_the_version_of_their_kind() {
         })
         .await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_watchers_of_a_version_share_one_conversion() {
+    const WATCHERS: usize = 100;
+    let hook = Hook::start(|review| {
+        // Slow enough that all watchers have the event before the first has its conversion.
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        Reply::Json(converted(review))
+    })
+    .await;
+    let server = serve(&hook).await;
+    let mut watches = Vec::new();
+    // The first version to be converted to is cached with the object, others are not.
+    for version in ["v2", "v3"] {
+        for _ in 0..WATCHERS {
+            let watch = format!("{}?watch=true", path(version));
+            let request = http::Request::get(&watch).body(http_body_util::Full::default());
+            let answer = over_socket(&server, request.unwrap()).await;
+            assert_eq!(answer.status(), 200, "{version}");
+            watches.push(BodyStream::new(answer.into_body()));
+        }
+    }
+    let made = admin(&server, "POST", &path("v1"), first("a", "x:1")).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    for watch in &mut watches {
+        let event = watch.next().await.unwrap().unwrap().into_data().unwrap();
+        let event = String::from_utf8_lossy(&event).into_owned();
+        assert!(event.contains(r#""host":"x""#), "{event}");
+    }
+    let asked = hook.seen.lock().len();
+    assert!(asked <= 4, "{asked} calls for one event in two versions");
 }
