@@ -171,6 +171,11 @@ pub struct Effects {
     pub deadline: Option<Instant>,
 }
 
+/// The error of a request whose time is up.
+pub(crate) fn timed_out() -> Status {
+    Status::timeout("request did not complete within requested timeout", 0)
+}
+
 impl Effects {
     /// The effects of a request with this deadline.
     pub fn new(audit: Option<Arc<dyn AuditTrail>>, deadline: Option<Instant>) -> Self {

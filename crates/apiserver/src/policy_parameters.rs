@@ -42,8 +42,8 @@ pub(crate) async fn authorize(
             ("paramKind", of_policy(write, &spec["paramKind"]).await)
         }
         "validatingadmissionpolicybindings" | "mutatingadmissionpolicybindings" => {
-            let same = is_same("paramRef") && is_same("policyName");
-            if !tree::is_set(&spec["paramRef"]) || same {
+            // Also if it stays the same: a changed binding can reveal parameters to other requests.
+            if !tree::is_set(&spec["paramRef"]) {
                 return Ok(());
             }
             ("paramRef", of_binding(write, spec).await)

@@ -1,7 +1,10 @@
 //! Finds the policies of a request, with their bindings and parameters. Reads from the store happen
 //! here, when a policy needs them.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use machinery::{Object, Status, Value};
 use tokio::sync::OnceCell;
@@ -12,6 +15,7 @@ use super::{
         matching::{
             Activation, Attributes, Checks, Matched, Outcome as Conditions, namespace_object,
         },
+        timed_out,
     },
     expression::Uses,
     forms::Forms,
@@ -72,6 +76,35 @@ pub(super) struct Misconfigured<'a, P> {
     /// The binding at fault, `None` if it is the policy.
     pub(super) binding: Option<&'a Binding>,
     pub(super) why: String,
+}
+
+/// How long policies of one request are evaluated before others have their turn.
+const TURN: Duration = Duration::from_millis(5);
+
+/// Lets other requests run between evaluations: parameters that a binding selects can be many.
+pub(super) struct Pace {
+    since: Instant,
+}
+
+impl Pace {
+    pub(super) fn new() -> Self {
+        Self {
+            since: Instant::now(),
+        }
+    }
+
+    /// Called between evaluations; an error once the request's deadline has passed.
+    pub(super) async fn rest(&mut self, effects: &Effects) -> Result<(), Status> {
+        if self.since.elapsed() < TURN {
+            return Ok(());
+        }
+        tokio::task::yield_now().await;
+        self.since = Instant::now();
+        match effects.deadline {
+            Some(deadline) if deadline <= self.since => Err(timed_out()),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The evaluations for a request, in order.

@@ -20,7 +20,7 @@ use super::{
         signers::Authorizers,
     },
     Figures,
-    dispatch::{Invocation, Misconfigured, Request, is_exempt},
+    dispatch::{Invocation, Misconfigured, Pace, Request, is_exempt},
     forms::Forms,
     mutating::{Mutated, Mutating},
     source::Source,
@@ -85,7 +85,9 @@ impl Plugin for MutatingAdmissionPolicy {
             heavy::mark().await;
         }
         let mut errors = Errors::new(&self.figures);
+        let mut pace = Pace::new();
         for step in steps {
+            pace.rest(given.effects).await?;
             match step {
                 Ok(invocation) => invoke(&request, &invocation, object, &mut errors).await?,
                 Err(misconfigured) => errors.misconfigured(misconfigured),

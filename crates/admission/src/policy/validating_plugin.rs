@@ -12,7 +12,7 @@ use machinery::{Object, Status, Value, json::json, status::Cause};
 use super::{
     super::{Attributes as Given, Plugin, matching::Activation, signers::Authorizers},
     Figures,
-    dispatch::{Invocation, Misconfigured, Request, is_exempt},
+    dispatch::{Invocation, Misconfigured, Pace, Request, is_exempt},
     forms::Forms,
     source::Source,
     spec::{Action, Binding, FailurePolicy, Policy},
@@ -76,7 +76,9 @@ impl Plugin for ValidatingAdmissionPolicy {
             heavy::mark().await;
         }
         let mut verdict = Verdict::new(given, &self.figures);
+        let mut pace = Pace::new();
         for step in steps {
+            pace.rest(given.effects).await?;
             match step {
                 Ok(invocation) => {
                     let begun = Instant::now();

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use machinery::{Object, Status, text::quote};
+use request::heavy;
 use webhook::{Call, Client};
 
 use super::{
@@ -30,11 +31,6 @@ pub(super) enum Refusal {
 /// The remaining time of a request, if bounded.
 pub(super) fn time_left(deadline: Option<Instant>) -> Option<Duration> {
     deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
-}
-
-/// The error of a request whose time is up.
-pub(super) fn timed_out() -> Status {
-    Status::timeout("request did not complete within requested timeout", 0)
 }
 
 /// Calls a webhook.
@@ -84,6 +80,7 @@ pub(super) async fn call(
         );
         return Err(failed(why, 503));
     }
+    heavy::mark_large(answer.body.len()).await;
     let response = review::response(version, &uid, mutating, &answer.body);
     response.map_err(|invalid| match invalid {
         Invalid::Undecodable(why) => failed(format!("failed to call webhook: {why}"), 503),

@@ -118,7 +118,7 @@ impl MutatingAdmissionWebhook {
                 self.shared.metrics.failed_open(&what);
                 effects.annotate(&format!("failed-open.{MUTATION}{round}"), &hook.name);
                 match call::time_left(effects.deadline) {
-                    Some(left) if left.is_zero() => Err(call::timed_out()),
+                    Some(left) if left.is_zero() => Err(crate::timed_out()),
                     _ => Ok(None),
                 }
             }

@@ -17,6 +17,8 @@ use super::{
 };
 
 const KIND: &str = "AdmissionReview";
+/// Larger bodies are not tried as YAML, which takes much longer than JSON.
+const LARGEST_YAML: usize = 1 << 20;
 
 impl Version {
     fn api_version(self) -> &'static str {
@@ -134,15 +136,15 @@ pub(super) fn response(
 
 /// The parsed body. Upstream reads a body that is not JSON as YAML.
 fn parse(bytes: &[u8]) -> Result<Value, String> {
-    match tree(Format::Json, bytes) {
-        Ok((value, _)) => Ok(value),
-        Err(why) => match tree(Format::Yaml, bytes) {
-            Ok((value, _)) => Ok(value),
-            Err(_) => Err(format!(
-                "couldn't get version/kind; json parse error: {why}"
-            )),
-        },
+    let why = match tree(Format::Json, bytes) {
+        Ok((value, _)) => return Ok(value),
+        Err(why) => why,
+    };
+    match bytes.len() <= LARGEST_YAML {
+        true => tree(Format::Yaml, bytes).map(|(value, _)| value),
+        false => Err(String::new()),
     }
+    .map_err(|_| format!("couldn't get version/kind; json parse error: {why}"))
 }
 
 /// The error of a body of another kind.
@@ -372,6 +374,14 @@ mod tests {
         let said = judged(Version::V1, false, typed).unwrap_err();
         let why = "json: cannot unmarshal string into Go struct field AdmissionResponse.response.allowed of type bool";
         assert_eq!(said, Invalid::Undecodable(why.to_owned()));
+    }
+
+    #[test]
+    fn a_large_body_that_is_not_json_is_not_read_as_yaml() {
+        let body = format!("a: [{}1]", "1,".repeat(4 << 20));
+        let begun = std::time::Instant::now();
+        assert!(response(Version::V1, UID, false, body.as_bytes()).is_err());
+        assert!(begun.elapsed() < std::time::Duration::from_secs(1));
     }
 
     #[test]

@@ -87,7 +87,7 @@ impl ValidatingAdmissionWebhook {
             return Ok(());
         }
         if call::time_left(given.effects.deadline).is_some_and(|left| left.is_zero()) {
-            return Err(call::timed_out());
+            return Err(crate::timed_out());
         }
         let calls = asked.iter().enumerate().map(|(place, invocation)| {
             let versioned = &versions[invocation.version].1;

@@ -616,10 +616,43 @@ async fn creating_a_policy_needs_permission_to_read_its_parameters() {
     create(&server, &policies, policy("secrets", spec)).await;
     let bindings = format!("{GROUP}/validatingadmissionpolicybindings");
     let reference = json!({"paramRef": {"name": "s", "namespace": "default", "parameterNotFoundAction": "Deny"}});
-    let refused = as_eve(bindings, binding("secrets", reference)).await;
+    let refused = as_eve(bindings.clone(), binding("secrets", reference.clone())).await;
     assert_eq!(refused.code, 422, "{}", refused.body);
-    assert_eq!(
-        refused.json()["details"]["causes"][0]["message"],
-        "Forbidden: user &{eve  [authors system:authenticated] map[]} does not have \"get\" permission on the object referenced by paramRef"
-    );
+    let words = "Forbidden: user &{eve  [authors system:authenticated] map[]} does not have \"get\" permission on the object referenced by paramRef";
+    let message = |answer: Raw| answer.json()["details"]["causes"][0]["message"].clone();
+    assert_eq!(message(refused), words);
+    // Nor may she change a binding whose parameters she may not read.
+    create(&server, &bindings, binding("secrets", reference)).await;
+    let eve = User::new("eve", ["authors"]);
+    let media = [("content-type", "application/merge-patch+json")];
+    let patch = json!({"spec": {"validationActions": ["Warn"]}}).to_string();
+    let path = format!("{bindings}/secrets");
+    let refused = send(&server, eve, "PATCH", &path, &media, patch).await;
+    assert_eq!(refused.code, 422, "{}", refused.body);
+    assert_eq!(message(refused), words);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_with_many_parameters_ends_at_the_deadline_of_the_request() {
+    let server = Server::start().await;
+    for n in 0..200 {
+        let params = json!({"metadata": {"name": format!("p{n}"), "labels": {"kind": "limit"}}});
+        create(&server, MAPS, params).await;
+    }
+    let slow = "lists.range(300).all(x, lists.range(300).all(y, x + y >= 0))";
+    let rules = json!({"paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
+        "validations": [{"expression": slow}, {"expression": "object.data.size() == 1"}]});
+    let selector = json!({"matchLabels": {"kind": "limit"}});
+    let reference = json!({"paramRef": {"selector": selector, "parameterNotFoundAction": "Deny"}});
+    bind(&server, policy("slow", rules), binding("slow", reference)).await;
+    let path = format!("{MAPS}?dryRun=All&timeout=2s");
+    let late = eventually(|| async {
+        let begun = std::time::Instant::now();
+        let tried = admin(&server, "POST", &path, map("m", json!({"a": "b"}))).await;
+        // The policy is followed a moment after it was created.
+        (tried.code != 201).then(|| (tried, begun.elapsed()))
+    });
+    let (late, took) = late.await;
+    assert_eq!(late.code, 504, "{}", late.body);
+    assert!(took < std::time::Duration::from_secs(6), "{took:?}");
 }
