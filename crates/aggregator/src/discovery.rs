@@ -1,7 +1,7 @@
 //! Discovery of an aggregated API server, as an entry of the aggregated document: fetched as such,
 //! or made from the legacy resource list.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use http::{HeaderValue, StatusCode, header};
 use kinds::tree;
@@ -15,6 +15,8 @@ use machinery::{
 use crate::{Link, link};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum bytes of a version's entry: every client of discovery gets it.
+const LARGEST_ENTRY: usize = 4 << 20;
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
 
 /// The last document of a backend, for conditional requests.
@@ -47,7 +49,10 @@ pub(crate) async fn fetch(
         }
         StatusCode::OK if media.is_some_and(is_aggregated) => Ok(LastDocument {
             etag: answer.headers.get(header::ETAG).cloned(),
-            entry: Some(entry(&answer.body, group, version)?),
+            entry: Some({
+                let (group, version) = (group.to_owned(), version.to_owned());
+                blocking(move || entry(&answer.body, &group, &version)).await?
+            }),
         }),
         _ => {
             let path = crate::path(group, version);
@@ -61,9 +66,31 @@ pub(crate) async fn fetch(
             }
             Ok(LastDocument {
                 etag: None,
-                entry: Some(from_list(&answer.body, version)?),
+                entry: Some({
+                    let version = version.to_owned();
+                    blocking(move || from_list(&answer.body, &version)).await?
+                }),
             })
         }
+    }
+}
+
+/// Reads a document outside of the runtime's threads: it may be large.
+async fn blocking(
+    read: impl FnOnce() -> Result<Object, String> + Send + 'static,
+) -> Result<Object, String> {
+    let read = tokio::task::spawn_blocking(move || bounded(read()?)).await;
+    read.map_err(|error| error.to_string())?
+}
+
+fn bounded(entry: Object) -> Result<Object, String> {
+    let entry = Value::Object(entry);
+    match entry {
+        entry if entry.to_string().len() > LARGEST_ENTRY => Err(format!(
+            "the discovery document is larger than {LARGEST_ENTRY} bytes"
+        )),
+        Value::Object(entry) => Ok(entry),
+        _ => Ok(Object::new()),
     }
 }
 
@@ -118,6 +145,7 @@ fn from_list(document: &[u8], version: &str) -> Result<Object, String> {
     let document = read(document, "meta/v1.APIResourceList")?;
     let listed = tree::list(tree::get(&document, "resources"));
     let mut resources: Vec<Value> = Vec::new();
+    let mut places: HashMap<&str, usize> = HashMap::new();
     for one in listed.iter().filter(|one| !name(one).contains('/')) {
         let mut resource = json!({
             "resource": name(one), "responseKind": kind(one), "scope": scope(one),
@@ -128,16 +156,14 @@ fn from_list(document: &[u8], version: &str) -> Result<Object, String> {
                 resource[field] = one[field].clone();
             }
         }
+        places.entry(name(one)).or_insert(resources.len());
         resources.push(resource);
     }
     for one in listed {
         let Some((parent, subresource)) = name(one).split_once('/') else {
             continue;
         };
-        let known = resources
-            .iter()
-            .position(|known| known["resource"] == parent);
-        let at = known.unwrap_or_else(|| {
+        let at = *places.entry(parent).or_insert_with(|| {
             resources.push(json!({"resource": parent, "scope": scope(one),
                 "responseKind": no_kind(), "singularResource": "", "verbs": []}));
             resources.len() - 1
@@ -222,6 +248,19 @@ mod tests {
                 "responseKind": {"group": "autoscaling", "version": "v1", "kind": "Scale"}, "verbs": ["get"]}]},
         ]);
         assert_eq!(found["resources"], expected);
+    }
+
+    #[test]
+    fn a_list_of_many_orphaned_subresources_is_read_in_linear_time() {
+        let orphan = |n: usize| json!({"name": format!("parent{n}/part"), "verbs": []});
+        let orphans: Vec<Value> = (0..60_000).map(orphan).collect();
+        let list = json!({"kind": "APIResourceList", "resources": orphans}).to_string();
+        let begun = std::time::Instant::now();
+        let found = from_list(list.as_bytes(), "v1").unwrap();
+        assert_eq!(tree::list(&found["resources"]).len(), 60_000);
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        let why = bounded(found).unwrap_err();
+        assert!(why.ends_with("larger than 4194304 bytes"), "{why}");
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub mod front_proxy;
 mod link;
 mod metrics;
 mod openapi;
+mod slots;
 mod upkeep;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -26,6 +27,7 @@ use webhook::Services;
 pub use link::{Link, ProxyBody, Target};
 pub use metrics::Metrics;
 pub use openapi::Swagger;
+pub use slots::{Slot, Slots};
 pub use upkeep::Upkeep;
 
 const GROUP: &str = "apiregistration.k8s.io";

@@ -16,19 +16,17 @@ use kinds::tree;
 use machinery::Value;
 use request::{BodyError, User};
 use rustls::{ClientConfig, client::ResolvesClientCert};
-use tokio::{net::TcpStream, sync::Semaphore};
+use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use webhook::{Connector, Services};
 
-use crate::front_proxy;
+use crate::{Slots, front_proxy};
 
 /// A forwarded request body.
 pub type ProxyBody = UnsyncBoxBody<Bytes, BodyError>;
 
 const IDLE_CONNECTIONS: usize = 25;
 const IDLE: Duration = Duration::from_secs(90);
-/// Concurrent requests per backend, without long-running ones.
-const SLOTS: usize = 400;
 /// Maximum bytes of a fetched document.
 const LARGEST_DOCUMENT: usize = 32 << 20;
 const HTTPS: u16 = 443;
@@ -78,7 +76,7 @@ pub struct Link {
     /// An error if no connection is possible.
     transport: Result<Transport, String>,
     /// Bounds the concurrent requests to this backend.
-    pub slots: Arc<Semaphore>,
+    pub slots: Slots,
 }
 
 struct Transport {
@@ -96,7 +94,7 @@ impl Link {
             transport: Transport::new(&target, identity),
             target,
             services,
-            slots: Arc::new(Semaphore::new(SLOTS)),
+            slots: Slots::default(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Documents of aggregated servers.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use machinery::{Object, Value};
 
@@ -34,14 +34,17 @@ pub(super) fn merge(whole: &mut Value, remotes: &[Remote]) {
     }
 }
 
+/// References to parts by their former names, with the new ones.
+type Renamed = HashMap<String, String>;
+
 fn merge_one(whole: &mut Value, document: &Value) {
-    let mut renamed = Vec::new();
+    let mut renamed = Renamed::new();
     for part in NAMED {
         for (name, item) in document[part].as_object().into_iter().flatten() {
             let free = free_name(&whole[part], name.as_str(), item);
             if free != name.as_str() {
                 let reference = |name: &str| format!("#/{part}/{name}");
-                renamed.push((reference(name.as_str()), reference(&free)));
+                renamed.insert(reference(name.as_str()), reference(&free));
             }
         }
     }
@@ -51,8 +54,8 @@ fn merge_one(whole: &mut Value, document: &Value) {
         }
         for (name, item) in document[part].as_object().into_iter().flatten() {
             let own = format!("#/{part}/{}", name.as_str());
-            let new = renamed.iter().find(|(old, _)| *old == own);
-            let new = new.and_then(|(_, new)| new.rsplit('/').next());
+            let new = renamed.get(&own);
+            let new = new.and_then(|new| new.strip_prefix(&*format!("#/{part}/")));
             let name = new.unwrap_or(name.as_str()).to_owned();
             let mut item = item.clone();
             rename(&mut item, &renamed);
@@ -77,17 +80,20 @@ fn free_name(known: &Value, name: &str, item: &Value) -> String {
 }
 
 /// Updates references to renamed parts.
-fn rename(value: &mut Value, renamed: &[(String, String)]) {
+fn rename(value: &mut Value, renamed: &Renamed) {
+    if renamed.is_empty() {
+        return;
+    }
     match value {
         Value::Array(items) => items.iter_mut().for_each(|item| rename(item, renamed)),
         Value::Object(fields) => {
             for (key, field) in fields.iter_mut() {
                 let new = match (key.as_str(), field.as_str()) {
-                    ("$ref", Some(old)) => renamed.iter().find(|(known, _)| known == old),
+                    ("$ref", Some(old)) => renamed.get(old),
                     _ => None,
                 };
                 match new {
-                    Some((_, new)) => *field = new.clone().into(),
+                    Some(new) => *field = new.clone().into(),
                     None => rename(field, renamed),
                 }
             }
@@ -132,5 +138,30 @@ mod tests {
             "parameters": {"limit": {"name": "limit"}},
         });
         assert_eq!(whole, expected);
+    }
+
+    #[test]
+    fn servers_with_many_conflicting_names_are_merged_in_linear_time() {
+        let remote = |server: usize| {
+            let named = |n: usize| {
+                (
+                    format!("D{n}"),
+                    json!({"title": server, "$ref": format!("#/definitions/D{n}")}),
+                )
+            };
+            let definitions: Object = (0..30_000).map(named).collect();
+            Remote {
+                place: format!("apis/a{server}.b/v1"),
+                url: None,
+                hash: server.to_string(),
+                document: Some(Arc::new(json!({"definitions": definitions}))),
+            }
+        };
+        let begun = std::time::Instant::now();
+        let mut whole = json!({"paths": {}});
+        merge(&mut whole, &[remote(1), remote(2)]);
+        assert!(begun.elapsed() < std::time::Duration::from_secs(10));
+        assert_eq!(whole["definitions"]["D7"]["$ref"], "#/definitions/D7");
+        assert_eq!(whole["definitions"]["D7_v2"]["$ref"], "#/definitions/D7_v2");
     }
 }

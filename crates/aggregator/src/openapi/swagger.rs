@@ -10,6 +10,9 @@ use sha2::{Digest, Sha256};
 /// The parts of a document that are referred to by name.
 const NAMED: [&str; 2] = ["definitions", "parameters"];
 
+/// Maximum bytes of the part for one group and version: all parts are merged into one document.
+const LARGEST_PART: usize = 8 << 20;
+
 /// The part for one group and version.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Swagger {
@@ -44,7 +47,13 @@ pub(super) fn read(body: &[u8], prefix: &str) -> Result<Swagger, String> {
     document.insert("paths", paths);
     document.insert("info", tree::get(&whole, "info").clone());
     let document = Value::Object(document);
-    let digest = Sha256::digest(document.to_string().as_bytes());
+    let text = document.to_string();
+    if text.len() > LARGEST_PART {
+        return Err(format!(
+            "/openapi/v2: the part of {prefix} is larger than {LARGEST_PART} bytes"
+        ));
+    }
+    let digest = Sha256::digest(text.as_bytes());
     let hash = digest.iter().map(|byte| format!("{byte:02X}")).collect();
     let document = Arc::new(document);
     Ok(Swagger { document, hash })
@@ -107,5 +116,13 @@ mod tests {
         assert_eq!(names("definitions"), ["Thing", "Meta"]);
         assert_eq!(names("parameters"), ["limit"]);
         assert!(read(b"[]", "/apis/a.b/v1/").is_err());
+    }
+
+    #[test]
+    fn a_huge_part_is_refused() {
+        let whole = json!({"paths": {"/apis/a.b/v1/things": {"x": "y".repeat(LARGEST_PART)}}});
+        let whole = whole.to_string();
+        assert!(read(whole.as_bytes(), "/apis/a.b/v1/").is_err());
+        assert!(read(whole.as_bytes(), "/apis/a.b/v2/").is_ok());
     }
 }

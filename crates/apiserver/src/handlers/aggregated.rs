@@ -101,7 +101,7 @@ async fn pass_on(request: Request, backend: &Backend) -> Result<Response<Body>, 
     // The backend does the work: release the flow control seat. Its own slots bound the waiting
     // requests.
     drop(request.take_seat());
-    let slot = link.slots.clone().try_acquire_owned().map_err(|_| {
+    let slot = link.slots.take(&request.user.name).ok_or_else(|| {
         let why = "too many requests wait for this API server, please try again later";
         Refusal::Status(Box::new(Status::too_many_requests(why, 1)))
     })?;
