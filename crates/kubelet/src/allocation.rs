@@ -20,6 +20,9 @@ pub(crate) struct Allocation {
     pod: Option<ResourceRequirements>,
     /// By container name.
     containers: BTreeMap<String, ResourceRequirements>,
+    /// Whether the pod-level resources are unknown. If they are known, none means none.
+    #[serde(skip)]
+    is_partial: bool,
 }
 
 impl Allocation {
@@ -34,6 +37,7 @@ impl Allocation {
         Self {
             pod: spec.resources.clone(),
             containers: containers.collect(),
+            is_partial: false,
         }
     }
 
@@ -46,6 +50,7 @@ impl Allocation {
         Self {
             pod: None,
             containers: containers.collect(),
+            is_partial: true,
         }
     }
 
@@ -57,7 +62,7 @@ impl Allocation {
         let Some(spec) = Arc::make_mut(pod).spec.as_mut() else {
             return;
         };
-        if self.pod.is_some() {
+        if !self.is_partial {
             spec.resources.clone_from(&self.pod);
         }
         let init = spec.init_containers.iter_mut().flatten();
@@ -71,13 +76,10 @@ impl Allocation {
     fn holds_for(&self, spec: &PodSpec) -> bool {
         let init = spec.init_containers.iter().flatten();
         let mut containers = init.chain(&spec.containers);
-        let same = |given: Option<&ResourceRequirements>, has: Option<&ResourceRequirements>| {
-            given.is_none() || given == has
-        };
-        same(self.pod.as_ref(), spec.resources.as_ref())
+        (self.is_partial || self.pod == spec.resources)
             && containers.all(|container| {
                 let given = self.containers.get(&container.name);
-                same(given, container.resources.as_ref())
+                given.is_none() || given == container.resources.as_ref()
             })
     }
 
@@ -130,6 +132,25 @@ mod tests {
         let same = asked.clone();
         kept.apply(&mut asked);
         assert!(Arc::ptr_eq(&asked, &same));
+    }
+
+    #[test]
+    fn pod_level_resources_that_are_not_allocated_have_no_effect() {
+        let dir = tempfile::tempdir().unwrap();
+        let without = |mut pod: Arc<Pod>| {
+            let spec = Arc::make_mut(&mut pod).spec.as_mut();
+            spec.unwrap().resources = None;
+            pod
+        };
+        let admitted = without(pod("2", "1"));
+        Allocation::from_pod(&admitted).write(dir.path());
+        let mut asked = pod("2", "1");
+        Allocation::read(dir.path()).unwrap().apply(&mut asked);
+        assert_eq!(asked, admitted);
+        // The status does not tell them apart from the sum of the containers.
+        let mut asked = pod("2", "1");
+        Allocation::shown(&asked).apply(&mut asked);
+        assert_eq!(asked, pod("2", "1"));
     }
 
     #[test]

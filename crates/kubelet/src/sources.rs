@@ -68,6 +68,18 @@ pub struct Gathered {
     pub refresh_at: Option<Timestamp>,
 }
 
+impl Gathered {
+    fn add(&mut self, other: Self) {
+        self.objects.config_maps.extend(other.objects.config_maps);
+        self.objects.secrets.extend(other.objects.secrets);
+        self.objects.tokens.extend(other.objects.tokens);
+        self.refresh_at = [self.refresh_at, other.refresh_at]
+            .into_iter()
+            .flatten()
+            .min();
+    }
+}
+
 impl Sources {
     pub fn new(client: kube::Client, context: Context, registry: Registry) -> Self {
         Self {
@@ -80,38 +92,35 @@ impl Sources {
         }
     }
 
-    /// Fetches all needs of a pod. Missing objects are absent from the result.
+    /// Fetches all needs of a pod, side by side. Missing objects are absent from the result.
     pub async fn gather(&self, pod: &Pod, needs: &[Need], now: Timestamp) -> Result<Gathered> {
-        let mut gathered = Gathered::default();
         let unique: BTreeSet<&Need> = needs.iter().collect();
-        for need in unique {
-            match need {
-                Need::ConfigMap { name, .. } => {
-                    if let Some(map) = self.fetch(&self.config_maps, pod, name).await? {
-                        gathered
-                            .objects
-                            .config_maps
-                            .insert(name.clone(), (*map).clone());
-                    }
-                }
-                Need::Secret { name, .. } => {
-                    if let Some(secret) = self.fetch(&self.secrets, pod, name).await? {
-                        gathered
-                            .objects
-                            .secrets
-                            .insert(name.clone(), (*secret).clone());
-                    }
-                }
-                Need::Token(spec) => {
-                    let Token {
-                        text, refresh_at, ..
-                    } = self.token(pod, spec, now).await?;
-                    gathered.objects.tokens.insert(spec.clone(), text);
-                    let earliest = gathered
-                        .refresh_at
-                        .map_or(refresh_at, |at| at.min(refresh_at));
-                    gathered.refresh_at = Some(earliest);
-                }
+        let fetched = unique.into_iter().map(|need| self.one(pod, need, now));
+        let mut gathered = Gathered::default();
+        for part in futures::future::try_join_all(fetched).await? {
+            gathered.add(part);
+        }
+        Ok(gathered)
+    }
+
+    async fn one(&self, pod: &Pod, need: &Need, now: Timestamp) -> Result<Gathered> {
+        let mut gathered = Gathered::default();
+        let objects = &mut gathered.objects;
+        match need {
+            Need::ConfigMap { name, .. } => {
+                let found = self.fetch(&self.config_maps, pod, name).await?;
+                let found = found.map(|map| (name.clone(), (*map).clone()));
+                objects.config_maps.extend(found);
+            }
+            Need::Secret { name, .. } => {
+                let found = self.fetch(&self.secrets, pod, name).await?;
+                let found = found.map(|secret| (name.clone(), (*secret).clone()));
+                objects.secrets.extend(found);
+            }
+            Need::Token(spec) => {
+                let token = self.token(pod, spec, now).await?;
+                objects.tokens.insert(spec.clone(), token.text);
+                gathered.refresh_at = Some(token.refresh_at);
             }
         }
         Ok(gathered)

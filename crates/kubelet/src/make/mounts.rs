@@ -114,7 +114,8 @@ pub fn devices(container: &Container, volumes: &Mounted) -> Result<Vec<Device>, 
     wanted.map(device).collect()
 }
 
-fn absolute(path: &str) -> String {
+/// A path in a container, from the container's root.
+pub fn absolute(path: &str) -> String {
     if path.starts_with('/') {
         path.to_owned()
     } else {
@@ -168,7 +169,7 @@ pub fn termination_message(container: &Container, file: &Path) -> Option<Mount> 
         .as_deref()
         .unwrap_or("/dev/termination-log");
     (!path.is_empty()).then(|| Mount {
-        container_path: path.to_owned(),
+        container_path: absolute(path),
         host_path: file.to_string_lossy().into_owned(),
         ..Default::default()
     })
@@ -177,6 +178,8 @@ pub fn termination_message(container: &Container, file: &Path) -> Option<Mount> 
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
+
+    use serde_json::json;
 
     use super::*;
 
@@ -229,6 +232,22 @@ mod tests {
             (&Some(image), "etc")
         );
         assert!(made[2].readonly && made[2].host_path.is_empty());
+    }
+
+    #[test]
+    fn the_termination_message_is_mounted_at_a_path_from_the_root() {
+        for (path, expected) in [
+            (json!(null), Some("/dev/termination-log")),
+            (json!("/tmp/message"), Some("/tmp/message")),
+            (json!("tmp/message"), Some("/tmp/message")),
+            (json!(""), None),
+        ] {
+            let container = json!({"name": "a", "terminationMessagePath": path});
+            let container: Container = serde_json::from_value(container).unwrap();
+            let made = termination_message(&container, Path::new("/m"));
+            let made = made.map(|mount| mount.container_path);
+            assert_eq!(made.as_deref(), expected, "{path}");
+        }
     }
 
     #[test]

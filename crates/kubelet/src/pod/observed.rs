@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::spec;
-use crate::make::{labels, resources::Bounds};
+use crate::make::{labels, mounts, resources::Bounds};
 
 /// The state of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -225,7 +225,7 @@ impl Container {
         let counted = label(&status.annotations, labels::RESTART_COUNT)
             .parse()
             .unwrap_or(attempt);
-        let message_path = label(&status.annotations, labels::MESSAGE_PATH);
+        let message_path = mounts::absolute(&label(&status.annotations, labels::MESSAGE_PATH));
         let policy = label(&status.annotations, labels::MESSAGE_POLICY);
         let source = status
             .mounts
@@ -323,6 +323,24 @@ mod tests {
                 why: "multiple pod sandboxes are ready and need to be reconciled"
             }
         );
+    }
+
+    #[test]
+    fn a_termination_message_is_found_by_a_relative_path_too() {
+        for path in ["/tmp/message", "tmp/message"] {
+            let status = v1::ContainerStatus {
+                annotations: [(labels::MESSAGE_PATH.to_owned(), path.to_owned())].into(),
+                mounts: vec![v1::Mount {
+                    container_path: "/tmp/message".into(),
+                    host_path: "/file".into(),
+                    ..Default::default()
+                }],
+                ..Default::default()
+            };
+            let container = Container::from_status(status, "s".into());
+            let file = container.termination_message.map(|(file, _)| file);
+            assert_eq!(file.as_deref(), Some("/file"), "{path}");
+        }
     }
 
     #[test]

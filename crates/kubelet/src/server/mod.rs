@@ -1,4 +1,4 @@
-//! The kubelet's HTTPS server: logs, exec, attach, port-forward, statistics and metrics. Every
+//! The kubelet's HTTPS server: logs, exec, run, attach, port-forward, statistics and metrics. Every
 //! request is authenticated and authorized ([`auth`]).
 
 pub(crate) mod auth;
@@ -14,6 +14,7 @@ mod metrics;
 mod node_log_query;
 mod node_logs;
 mod pods;
+mod run;
 mod stats;
 mod upgrade;
 mod zpages;
@@ -259,10 +260,8 @@ async fn handle(
             _ => text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed"),
         };
     }
-    if let (&Method::POST, ["checkpoint", namespace, pod, container]) =
-        (&ask.method, parts.as_slice())
-    {
-        return checkpoint::serve(&core, namespace, pod, container, &ask).await;
+    if matches!(parts.first(), Some(&("checkpoint" | "run"))) {
+        return post(&core, &ask, &parts).await;
     }
     if !matches!(ask.method, Method::GET | Method::HEAD) {
         return text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");
@@ -295,6 +294,23 @@ async fn handle(
         }
         ["containerLogs", namespace, pod, container] => {
             logs::serve(core.clone(), namespace, pod, container, &ask).await
+        }
+        _ => text(StatusCode::NOT_FOUND, "404 page not found"),
+    }
+}
+
+/// Handles paths that only POST is for.
+async fn post(core: &Core, ask: &KubeletRequest, parts: &[&str]) -> Response<Body> {
+    let is_post = ask.method == Method::POST;
+    match parts {
+        ["checkpoint", namespace, pod, container] if is_post => {
+            checkpoint::serve(core, namespace, pod, container, ask).await
+        }
+        ["run", namespace, pod, container] | ["run", namespace, pod, _, container] if is_post => {
+            run::serve(core, namespace, pod, container, ask).await
+        }
+        [_, _, _, _] | ["run", _, _, _, _] => {
+            text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed")
         }
         _ => text(StatusCode::NOT_FOUND, "404 page not found"),
     }

@@ -23,6 +23,7 @@ const PATHS: &[&str] = &[
     "/metrics",
     "/pods",
     "/portForward",
+    "/run",
     "/runningpods",
     "/stats",
     "/statusz",
