@@ -256,7 +256,7 @@ impl Lexer<'_> {
         while prefix < 2 {
             match self.peek(prefix) {
                 'r' | 'R' if !raw => raw = true,
-                'b' | 'B' if !bytes => bytes = true,
+                'b' | 'B' if !bytes && !raw => bytes = true,
                 _ => break,
             }
             prefix += 1;
@@ -287,7 +287,13 @@ impl Lexer<'_> {
                     format!("Syntax error: token recognition error at: '{seen}'"),
                 ));
             }
-            self.character(raw, bytes, &mut content)?;
+            // An escape without a meaning is an error of the whole literal.
+            self.character(raw, bytes, &mut content).map_err(|issue| {
+                match issue.message.starts_with("Syntax error") {
+                    true => issue,
+                    false => self.issue(start, issue.message),
+                }
+            })?;
         }
         if bytes {
             return Ok(Some(Token::Bytes(content.into())));
@@ -326,8 +332,8 @@ impl Lexer<'_> {
         }
         let (radix, length) = match escape {
             'x' | 'X' => (16, 2),
-            'u' if !bytes => (16, 4),
-            'U' if !bytes => (16, 8),
+            'u' => (16, 4),
+            'U' => (16, 8),
             '0'..='3' => {
                 self.at -= 1;
                 (8, 3)
@@ -352,6 +358,9 @@ impl Lexer<'_> {
             )
         })?;
         self.at += length;
+        if bytes && length > 3 {
+            return Err(self.issue(start, "unable to unescape string"));
+        }
         if bytes {
             content.push(code as u8);
             return Ok(());

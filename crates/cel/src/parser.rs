@@ -71,19 +71,15 @@ pub(crate) fn parse_in(env: &Env, text: &str) -> Result<Parsed, Issues> {
             ),
         }));
     }
-    let tokens = lexer::tokens(&characters);
-    let tokens = tokens.map_err(|issue| mistakes(&source, &characters, vec![issue]))?;
-    let mut parser = Parser {
-        tokens,
-        next: 0,
-        nesting: 0,
-        text: characters,
-        positions: Vec::new(),
-        heights: Vec::new(),
-        sizes: Vec::new(),
-        issues: Vec::new(),
-        bindings: env.has_bindings(),
+    let tokens = match lexer::tokens(&characters) {
+        Ok(tokens) => tokens,
+        Err(issue) => {
+            let mut issues = beside_unrecognized(env, &characters, &issue);
+            issues.push(issue);
+            return Err(mistakes(&source, &characters, issues));
+        }
     };
+    let mut parser = Parser::new(env, tokens, characters);
     let root = parser.whole().map_err(|issue| {
         let mut issues = std::mem::take(&mut parser.issues);
         issues.push(issue);
@@ -97,6 +93,39 @@ pub(crate) fn parse_in(env: &Env, text: &str) -> Result<Parsed, Issues> {
         root,
         positions: parser.positions,
     })
+}
+
+/// How often text that is no token is skipped.
+const SKIPPED: usize = 16;
+
+/// The errors that the parser finds in a text without the parts that are no tokens. Syntax errors are left to
+/// [`syntax`].
+fn beside_unrecognized(env: &Env, text: &[char], first: &Issue) -> Vec<Issue> {
+    let mut text = text.to_vec();
+    let mut issue = first.clone();
+    for _ in 0..SKIPPED {
+        let seen = issue
+            .message
+            .strip_prefix("Syntax error: token recognition error at: '");
+        let Some(seen) = seen.and_then(|seen| seen.strip_suffix('\'')) else {
+            return Vec::new();
+        };
+        let start = issue.offset as usize;
+        let end = text.len().min(start + seen.chars().count().max(1));
+        text[start.min(end)..end].fill(' ');
+        match lexer::tokens(&text) {
+            Err(next) => issue = next,
+            Ok(tokens) => {
+                let mut parser = Parser::new(env, tokens, text);
+                let last = parser.whole().err();
+                let mut issues = std::mem::take(&mut parser.issues);
+                issues.extend(last);
+                issues.retain(|issue| !issue.message.starts_with("Syntax error"));
+                return issues;
+            }
+        }
+    }
+    Vec::new()
 }
 
 /// The errors of a text that does not parse. The parser itself finds only the first syntax error.
@@ -129,6 +158,20 @@ fn too_large(offset: u32) -> Issue {
 }
 
 impl Parser {
+    fn new(env: &Env, tokens: Vec<Spanned>, text: Vec<char>) -> Self {
+        Self {
+            tokens,
+            next: 0,
+            nesting: 0,
+            text,
+            positions: Vec::new(),
+            heights: Vec::new(),
+            sizes: Vec::new(),
+            issues: Vec::new(),
+            bindings: env.has_bindings(),
+        }
+    }
+
     // --- ids and nodes
 
     pub(crate) fn id(&mut self, at: u32) -> Id {

@@ -298,6 +298,27 @@ impl<'a> Value<'a> {
         })
     }
 
+    /// Whether fields of constructed objects are equal. As upstream, which compares their Go values deeply: numbers of
+    /// different types differ, and so do different lists, whatever their elements.
+    pub(super) fn is_identical(&self, other: &Value<'a>) -> Result<bool> {
+        match (self, other) {
+            (Self::List(List::Owned(a)), Self::List(List::Owned(b))) => Ok(Arc::ptr_eq(a, b)),
+            (Self::List(_), _) => Ok(false),
+            (Self::Map(a), Self::Map(b)) if a.object() == b.object() => {
+                meter::work(1)?;
+                a.is_identical(b)
+            }
+            (Self::Map(_), _) => Ok(false),
+            (Self::Optional(Some(a)), Self::Optional(Some(b))) => a.is_identical(b),
+            _ if std::mem::discriminant(self) != std::mem::discriminant(other) => Ok(false),
+            (Self::Library(_), _) if self.display() != other.display() => Ok(false),
+            _ => match self.equals(other) {
+                Err(error) if !error.fatal => Ok(false),
+                result => result,
+            },
+        }
+    }
+
     /// The order of two comparable values.
     pub fn compare(&self, other: &Value<'a>) -> Result<Ordering> {
         let order = match (self, other) {

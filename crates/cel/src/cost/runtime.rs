@@ -170,6 +170,9 @@ impl Rule {
                 twice + masked + parsed
             }
             Self::Equality if matches!(args.first(), Some(Value::Library(_))) => 1,
+            Self::Equality if matches!(args.first(), Some(Value::Map(map)) if map.object().is_some()) => {
+                1
+            }
             Self::Equality | Self::Shorter => shorter(),
             Self::Longer => traversed(size(0).saturating_add(size(1)), STRING_TRAVERSAL),
             Self::Elements => size(1),

@@ -72,7 +72,7 @@ impl<'a> Evaluator<'_, 'a> {
             Value::Optional(None) => return Ok(Value::NONE),
             Value::Optional(Some(inner)) => {
                 optional = true;
-                (*inner).clone()
+                flattened(&inner)
             }
             value => value,
         };
@@ -124,6 +124,18 @@ impl<'a> Evaluator<'_, 'a> {
                 crate::value::invalid_qualifier(&value)?;
                 Ok(value)
             }
+        }
+    }
+}
+
+/// The value of an optional, as upstream converts it: without further optionals, null for one without a value.
+fn flattened<'a>(value: &Value<'a>) -> Value<'a> {
+    let mut value = value;
+    loop {
+        match value {
+            Value::Optional(Some(inner)) => value = inner,
+            Value::Optional(None) => return Value::Null,
+            value => return value.clone(),
         }
     }
 }

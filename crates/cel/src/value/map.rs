@@ -248,6 +248,37 @@ impl<'a> Map<'a> {
         }
     }
 
+    /// Whether both have the same keys and values, of the same types.
+    pub(super) fn is_identical(&self, other: &Map<'a>) -> Result<bool> {
+        if self.len() != other.len() {
+            return Ok(false);
+        }
+        for entry in self.iter() {
+            let (key, value) = entry?;
+            match other.get(&key)? {
+                Some(found) if other.has_key_of_type(&key) && value.is_identical(&found)? => {}
+                _ => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether a key that is equal to one of this map also has its type.
+    fn has_key_of_type(&self, key: &Value<'a>) -> bool {
+        let own = match self {
+            Self::Owned(map) => Key::new(key).and_then(|key| map.index.get(&key)),
+            Self::Json { .. } => return matches!(key, Value::String(_)),
+        };
+        let (Self::Owned(map), Some(at)) = (self, own) else {
+            return false;
+        };
+        let found = map
+            .entries
+            .get(*at)
+            .map(|(key, _)| std::mem::discriminant(key));
+        found == Some(std::mem::discriminant(key))
+    }
+
     pub(super) fn equals(&self, other: &Map<'a>) -> Result<bool> {
         let object = |map: &Map<'a>| match map {
             Self::Owned(map) => map.object.clone(),
@@ -256,15 +287,15 @@ impl<'a> Map<'a> {
         if self.len() != other.len() || object(self) != object(other) {
             return Ok(false);
         }
+        if object(self).is_some() && !self.is_patch() {
+            return self.is_identical(other);
+        }
         for entry in self.iter() {
             let (key, value) = entry?;
             match other.get(&key)? {
                 None => return Ok(false),
                 Some(found) => match value.equals(&found) {
                     Ok(true) => {}
-                    // As upstream: objects compare their fields deeply, values of other types
-                    // are different.
-                    Err(error) if !error.fatal && object(self).is_some() => return Ok(false),
                     // As upstream: in new maps, incomparable values are ignored.
                     Err(error) if !error.fatal && !self.is_described() => {}
                     different => return different,
