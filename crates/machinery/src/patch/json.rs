@@ -95,9 +95,9 @@ pub fn apply(target: &Object, patch: &Value) -> Result<Object, Error> {
         )));
     }
     let mut document = Value::Object(target.clone());
-    let mut copied = 0;
+    let mut limits = Limits::default();
     for operation in operations {
-        step(&mut document, operation, &mut copied)?;
+        step(&mut document, operation, &mut limits)?;
     }
     match document {
         Value::Object(map) => Ok(map),
@@ -112,9 +112,10 @@ pub fn before_failure<'p>(target: &Object, patch: &'p Value) -> Option<(Value, &
         return None;
     }
     let run = |operations: &[Value]| {
-        let (mut document, mut copied) = (Value::Object(target.clone()), 0);
+        let mut document = Value::Object(target.clone());
+        let mut limits = Limits::default();
         let mut steps = operations.iter();
-        let failed = steps.position(|one| step(&mut document, one, &mut copied).is_err());
+        let failed = steps.position(|one| step(&mut document, one, &mut limits).is_err());
         (document, failed)
     };
     // A failed operation may have changed the document: the ones before it are applied again.
@@ -135,16 +136,57 @@ fn size(value: &Value) -> usize {
     }
 }
 
+/// Nodes that moves and changes of lists and maps may visit: a patch may move a large part very often.
+const MAX_VISITED: usize = 200_000_000;
+
+/// Elements of a list or map that move by one place in the time of a visit.
+const MOVED_AT_ONCE: usize = 4;
+
+/// What the operations of a patch may still do.
+#[derive(Default)]
+struct Limits {
+    /// Bytes that copies have added.
+    copied: usize,
+    /// Nodes that were visited.
+    visited: usize,
+}
+
+impl Limits {
+    fn visit(&mut self, nodes: usize) -> Result<(), Error> {
+        self.visited += nodes;
+        match self.visited > MAX_VISITED {
+            true => Err(Error::DoesNotApply(
+                "the patch moves too many values".to_owned(),
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
 /// A patch must not make a tree deeper than a decoded one may be.
-fn must_fit(path: &str, value: &Value) -> Result<(), Error> {
-    if path.matches('/').count() + value.depth() > MAX_DEPTH {
+fn must_fit(path: &str, depth: usize) -> Result<(), Error> {
+    if path.matches('/').count() + depth > MAX_DEPTH {
         let why = "exceeded max depth".to_owned();
         return Err(Error::Malformed(why));
     }
     Ok(())
 }
 
-fn step(document: &mut Value, operation: &Value, copied: &mut usize) -> Result<(), Error> {
+/// The depth of a tree, and the number of its nodes.
+fn measure(value: &Value) -> (usize, usize) {
+    let sum = |(depth, nodes): (usize, usize), below: &Value| {
+        let (deeper, more) = measure(below);
+        (depth.max(deeper), nodes + more)
+    };
+    let (depth, nodes) = match value {
+        Value::Array(items) => items.iter().fold((0, 0), sum),
+        Value::Object(map) => map.values().fold((0, 0), sum),
+        _ => return (0, 1),
+    };
+    (depth + 1, nodes + 1)
+}
+
+fn step(document: &mut Value, operation: &Value, limits: &mut Limits) -> Result<(), Error> {
     let text_of = |name: &str| {
         let missing = || Error::DoesNotApply(format!("the operation has no {name}"));
         operation[name].as_str().ok_or_else(missing)
@@ -154,33 +196,36 @@ fn step(document: &mut Value, operation: &Value, copied: &mut usize) -> Result<(
     match operation["op"].as_str().unwrap_or_default() {
         "add" => {
             let (path, value) = (text_of("path")?, value());
-            must_fit(path, &value)?;
-            add(document, path, value)
+            must_fit(path, value.depth())?;
+            add(document, path, value, limits)
         }
-        "remove" => remove(document, text_of("path")?).map(drop),
+        "remove" => remove(document, text_of("path")?, limits).map(drop),
         "replace" => {
             let (path, value) = (text_of("path")?, value());
-            must_fit(path, &value)?;
+            must_fit(path, value.depth())?;
             replace(document, path, value)
         }
         "move" => {
-            let value = remove(document, text_of("from")?)?;
+            let value = remove(document, text_of("from")?, limits)?;
             let path = text_of("path")?;
-            must_fit(path, &value)?;
-            add(document, path, value)
+            let (depth, nodes) = measure(&value);
+            limits.visit(nodes)?;
+            must_fit(path, depth)?;
+            add(document, path, value, limits)
         }
         "copy" => {
             let value = read(document, text_of("from")?)?;
             let path = text_of("path")?;
-            must_fit(path, value)?;
-            *copied += size(value);
-            if *copied > MAX_COPIED {
+            must_fit(path, value.depth())?;
+            limits.copied += size(value);
+            if limits.copied > MAX_COPIED {
+                let copied = limits.copied;
                 return Err(Error::DoesNotApply(format!(
                     "the accumulated size increase of copy is {copied}, exceeding the limit {MAX_COPIED}"
                 )));
             }
             let value = value.clone();
-            add(document, path, value)
+            add(document, path, value, limits)
         }
         "test" => test(document, text_of("path")?, operation),
         other => Err(Error::DoesNotApply(format!(
@@ -277,7 +322,7 @@ fn replace(document: &mut Value, path: &str, value: Value) -> Result<(), Error> 
     }
 }
 
-fn add(document: &mut Value, path: &str, value: Value) -> Result<(), Error> {
+fn add(document: &mut Value, path: &str, value: Value, limits: &mut Limits) -> Result<(), Error> {
     let (container, last) = container(document, path)?;
     match container {
         Value::Object(map) => {
@@ -286,6 +331,7 @@ fn add(document: &mut Value, path: &str, value: Value) -> Result<(), Error> {
         Value::Array(list) if last == "-" => list.push(value),
         Value::Array(list) => {
             let i = position(&last, list.len() + 1).ok_or_else(|| missing(path))?;
+            limits.visit((list.len() - i) / MOVED_AT_ONCE)?;
             list.insert(i, value);
         }
         _ => return Err(missing(path)),
@@ -293,8 +339,14 @@ fn add(document: &mut Value, path: &str, value: Value) -> Result<(), Error> {
     Ok(())
 }
 
-fn remove(document: &mut Value, path: &str) -> Result<Value, Error> {
+fn remove(document: &mut Value, path: &str, limits: &mut Limits) -> Result<Value, Error> {
     let (container, last) = container(document, path)?;
+    // Those behind it move up.
+    limits.visit(match container {
+        Value::Object(map) => map.len() / MOVED_AT_ONCE,
+        Value::Array(list) => list.len() / MOVED_AT_ONCE,
+        _ => 0,
+    })?;
     let removed = match container {
         Value::Object(map) => map.shift_remove(&last),
         Value::Array(list) => position(&last, list.len()).map(|i| list.remove(i)),
@@ -313,6 +365,24 @@ mod tests {
             panic!("no object")
         };
         apply(&target, &patch).map(Value::Object)
+    }
+
+    #[test]
+    fn a_patch_may_not_visit_a_large_document_for_each_operation() {
+        let moved = |items: usize| {
+            let there = json!({"op": "move", "from": "/data", "path": "/other"});
+            let back = json!({"op": "move", "from": "/other", "path": "/data"});
+            let moves = [there, back].into_iter().cycle().take(MAX_OPERATIONS);
+            let data: Vec<u32> = vec![0; items];
+            patched(json!({"data": data}), Value::Array(moves.collect()))
+        };
+        assert!(moved(1_000).is_ok());
+        let why = moved(500_000).unwrap_err();
+        assert_eq!(why.to_string(), "the patch moves too many values");
+        let mut data = json!([[[1], 2], {"a": {}}]);
+        assert_eq!(measure(&data).0, data.depth());
+        data[0] = json!("x");
+        assert_eq!(measure(&data), (data.depth(), 4));
     }
 
     #[test]
