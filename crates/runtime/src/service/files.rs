@@ -45,7 +45,8 @@ impl ImageFiles for Cri {
         let imported = self.0.blocking(move || engine.images.import(content)).await;
         let imported = imported.and_then(|imported| imported);
         let imported = imported.map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let images = imported.iter().map(name).collect();
+        let images = imported.iter();
+        let images = names(images.map(|image| (image.tags.as_slice(), image.id.as_str())));
         Ok(Response::new(ImportResponse { images }))
     }
 
@@ -165,6 +166,29 @@ impl Write for Pieces<'_> {
     }
 }
 
-fn name(image: &Image) -> String {
-    image.tags.first().unwrap_or(&image.id).clone()
+/// A name of each imported image, or its ID. Entries of an archive with the same content are one image with several
+/// tags, of which each entry has its own.
+fn names<'a>(imported: impl Iterator<Item = (&'a [String], &'a str)>) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for (tags, id) in imported {
+        let is_new = |tag: &&str| !names.iter().any(|known| known == tag);
+        let mut tags = tags.iter().map(String::as_str).chain([id]);
+        if let Some(name) = tags.find(is_new) {
+            names.push(name.to_owned());
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_with_the_same_content_are_named_once_each() {
+        let one = ["a".to_owned()];
+        let both = ["a".to_owned(), "b".to_owned()];
+        let imported = [(&one[..], "x"), (&both[..], "x"), (&[][..], "y")];
+        assert_eq!(names(imported.into_iter()), ["a", "b", "y"]);
+    }
 }
