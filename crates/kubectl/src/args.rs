@@ -359,9 +359,24 @@ impl DryRun {
                 });
                 DryRunMode::Client
             }
-            other => bail!(
-                "Invalid dry-run value ({other}). Must be \"none\", \"server\", or \"client\"."
-            ),
+            other => match crate::argv::switch(other) {
+                Ok(is_on) => {
+                    let mode = if is_on { "client" } else { "none" };
+                    static ONCE: std::sync::Once = std::sync::Once::new();
+                    ONCE.call_once(|| {
+                        eprintln!(
+                            "W --dry-run={other} is deprecated (boolean value) and can be replaced with --dry-run={mode}."
+                        );
+                    });
+                    match is_on {
+                        true => DryRunMode::Client,
+                        false => DryRunMode::None,
+                    }
+                }
+                Err(_) => bail!(
+                    "Invalid dry-run value ({other}). Must be \"none\", \"server\", or \"client\"."
+                ),
+            },
         })
     }
 }

@@ -129,7 +129,7 @@ fn flag(arg: Arg) -> Arg {
 }
 
 /// Parses a bool as Go's strconv.
-fn switch(text: &str) -> Result<bool, String> {
+pub(crate) fn switch(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
@@ -400,16 +400,18 @@ fn reason(error: &clap::Error) -> String {
     let Some(cause) = error.source() else {
         return String::new();
     };
-    let Some(number) = cause.downcast_ref::<std::num::ParseIntError>() else {
-        return format!(": {cause}");
-    };
     let value = match error.get(clap::error::ContextKind::InvalidValue) {
         Some(clap::error::ContextValue::String(value)) => value.as_str(),
         _ => "",
     };
-    let why = match number.kind() {
-        IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => "value out of range",
-        _ => "invalid syntax",
+    let why = match cause.downcast_ref::<std::num::ParseIntError>() {
+        Some(number) => match number.kind() {
+            IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => "value out of range",
+            _ => "invalid syntax",
+        },
+        // Numbers that 64 bits hold, but the flag's type does not.
+        None if cause.to_string().contains(" is not in -") => "value out of range",
+        None => return format!(": {cause}"),
     };
     format!(": strconv.ParseInt: parsing {value:?}: {why}")
 }

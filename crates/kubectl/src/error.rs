@@ -193,7 +193,8 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
         lines.for_each(|line| eprintln!("{}", escape_terminal(&line)));
         return ExitCode::FAILURE;
     }
-    eprintln!("{}", escape_terminal(&line(error)));
+    let text = escape_terminal(&line(error));
+    eprintln!("{}", text.strip_suffix('\n').unwrap_or(&text));
     ExitCode::FAILURE
 }
 

@@ -118,10 +118,14 @@ pub(crate) fn label_selector(text: &str) -> anyhow::Result<Value> {
                 continue;
             }
             Operator::In => "In",
-            Operator::NotIn | Operator::NotEquals => "NotIn",
+            Operator::NotIn => "NotIn",
             Operator::Exists => "Exists",
             Operator::DoesNotExist => "DoesNotExist",
-            _ => anyhow::bail!("{text:?} is not a valid label selector operator"),
+            Operator::NotEquals => anyhow::bail!("\"!=\" is not a valid label selector operator"),
+            Operator::GreaterThan => {
+                anyhow::bail!("\"gt\" is not a valid label selector operator")
+            }
+            Operator::LessThan => anyhow::bail!("\"lt\" is not a valid label selector operator"),
         };
         let mut expression = serde_json::json!({"key": term.key, "operator": operator});
         if !term.values.is_empty() {

@@ -23,6 +23,7 @@ mod kustomize;
 mod manifest;
 mod merge;
 mod output;
+mod pod_order;
 mod record;
 pub mod reference;
 mod request_log;

@@ -43,7 +43,7 @@ pub(crate) async fn missing_namespace(
 }
 
 /// One object that a command is about.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Target {
     pub resource: Resource,
     pub namespace: String,

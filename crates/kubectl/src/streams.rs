@@ -15,7 +15,7 @@ use crate::{
     discovery::encode,
     error::{self, Exit, ServerError},
     json::{list, str_of, text},
-    resources,
+    pod_order, resources,
     session::Session,
     terminal,
 };
@@ -242,18 +242,10 @@ pub(crate) async fn pod_of(session: &Session, word: &str, patience: &str) -> Res
         );
         return session.api.get(&path).await;
     }
-    let deadline = tokio::time::Instant::now() + crate::duration::parse(patience)?;
-    loop {
-        let mut pods = pods_of(session, word, "attach to").await?;
-        pods.sort_by_key(|pod| std::cmp::Reverse(readiness(pod)));
-        if let Some(pod) = pods.into_iter().next() {
-            return Ok(pod);
-        }
-        if tokio::time::Instant::now() >= deadline {
-            bail!("no pods found for {word}");
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
-    }
+    let mut pods = pods_of(session, word, "attach to", patience).await?;
+    pods.sort_by(|a, b| pod_order::for_streams(a).cmp(&pod_order::for_streams(b)));
+    // There is at least one.
+    Ok(pods.swap_remove(0))
 }
 
 /// The error about an object's namespace, if the object was not found because of that.
@@ -261,17 +253,14 @@ pub(crate) async fn or_missing_namespace(session: &Session, error: anyhow::Error
     resources::missing_namespace(session, &session.namespace, error).await
 }
 
-/// Sort order: ready pods, then running ones, then others; pods that are being deleted are last.
-fn readiness(pod: &Value) -> u8 {
-    let is_ready =
-        list(&pod["status"]["conditions"]).any(|c| c["type"] == "Ready" && c["status"] == "True");
-    let is_running = pod["status"]["phase"] == "Running";
-    let is_staying = pod["metadata"]["deletionTimestamp"].is_null();
-    u8::from(is_staying) * 4 + u8::from(is_ready) * 2 + u8::from(is_running)
-}
-
-/// All pods of `TYPE/NAME`.
-pub(crate) async fn pods_of(session: &Session, word: &str, deed: &str) -> Result<Vec<Value>> {
+/// All pods of `TYPE/NAME`, at least one: it waits this long for it.
+pub(crate) async fn pods_of(
+    session: &Session,
+    word: &str,
+    deed: &str,
+    patience: &str,
+) -> Result<Vec<Value>> {
+    let deadline = tokio::time::Instant::now() + crate::duration::parse(patience)?;
     let words = [word.to_owned()];
     let targets = resources::targets(session, &Selection::default(), &words, false).await?;
     let target = targets.first().context("no such resource")?;
@@ -279,11 +268,44 @@ pub(crate) async fn pods_of(session: &Session, word: &str, deed: &str) -> Result
     if target.resource.kind == "Pod" {
         return Ok(vec![object]);
     }
-    let selector = pod_selector(&object).with_context(|| {
-        let kind = error::go_type(&object);
-        format!("cannot {deed} {kind}: selector for {kind} not implemented")
-    })?;
-    pods_with(session, &selector, Some(&session.namespace)).await
+    let selector = selector_of_workload(&object);
+    let selector = selector
+        .map_err(|why| anyhow::anyhow!("cannot {deed} {}: {why}", error::go_type(&object)))?;
+    loop {
+        let pods = pods_with(session, &selector, Some(&session.namespace)).await?;
+        if !pods.is_empty() {
+            return Ok(pods);
+        }
+        if tokio::time::Instant::now() >= deadline {
+            bail!("timed out waiting for the condition");
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    }
+}
+
+/// The label selector of the pods of a workload or a service.
+fn selector_of_workload(object: &Value) -> Result<String, String> {
+    let is_known = matches!(
+        str_of(&object["kind"]),
+        "ReplicaSet"
+            | "ReplicationController"
+            | "StatefulSet"
+            | "DaemonSet"
+            | "Deployment"
+            | "Job"
+            | "Service"
+    );
+    match pod_selector(object) {
+        Some(selector) if is_known => Ok(selector),
+        None if object["kind"] == "Service" => Err(format!(
+            "invalid service '{}': Service is defined without a selector",
+            str_of(&object["metadata"]["name"])
+        )),
+        _ => Err(format!(
+            "selector for {} not implemented",
+            error::go_type(object)
+        )),
+    }
 }
 
 /// The label selector of an object's pods.

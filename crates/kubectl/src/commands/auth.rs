@@ -1,21 +1,17 @@
 //! `kubectl auth can-i|whoami|reconcile`
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use crate::{
-    api::Query,
-    args::{DryRun, DryRunMode, Files},
     error::Quiet,
     json::{entries, list, str_of},
-    manifest,
-    output::{Format, PrintFlags, tabwriter::Tabwriter},
-    resources::target_of,
+    output::{PrintFlags, tabwriter::Tabwriter},
     session::Session,
 };
 
-use super::report::Report;
+use super::reconcile::Reconcile;
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
@@ -55,23 +51,6 @@ pub(crate) struct CanI {
 pub(crate) struct Whoami {
     #[command(flatten)]
     print: PrintFlags,
-}
-
-/// Flags of `auth reconcile`.
-#[derive(Debug, Args)]
-pub(crate) struct Reconcile {
-    #[command(flatten)]
-    files: Files,
-    /// Remove extra permissions that the file lacks
-    #[arg(long)]
-    remove_extra_permissions: bool,
-    /// Remove extra subjects that the file lacks
-    #[arg(long)]
-    remove_extra_subjects: bool,
-    #[command(flatten)]
-    print: PrintFlags,
-    #[command(flatten)]
-    dry_run: DryRun,
 }
 
 impl Auth {
@@ -323,21 +302,6 @@ pub(super) fn combined(rule: &Value) -> String {
     }
 }
 
-/// A review with fields in the order of Go's types, as upstream prints JSON; YAML is sorted.
-fn typed(review: &Value, is_json: bool) -> Value {
-    if !is_json {
-        return crate::json::sorted(review);
-    }
-    let user = &review["status"]["userInfo"];
-    let fields = ["username", "uid", "groups", "extra"];
-    let fields = fields.into_iter().filter(|field| !user[field].is_null());
-    let user: serde_json::Map<String, Value> = fields
-        .map(|field| (field.to_owned(), user[field].clone()))
-        .collect();
-    json!({"kind": review["kind"], "apiVersion": review["apiVersion"], "metadata": review["metadata"],
-           "status": {"userInfo": user}})
-}
-
 impl Whoami {
     async fn run(self, session: &Session) -> Result<()> {
         let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview", "metadata": {}});
@@ -350,11 +314,7 @@ impl Whoami {
             )
             .await?;
         if let Some(printer) = self.print.printer()? {
-            print!(
-                "{}",
-                printer.render(&typed(&answer, matches!(printer.format, Format::Json)))?
-            );
-            return Ok(());
+            return printer.print_typed(&crate::merge::typed(&answer));
         }
         let user = &answer["status"]["userInfo"];
         let words = |value: &Value| {
@@ -377,94 +337,6 @@ impl Whoami {
         }
         print!("{}", Tabwriter::for_tables().align(&lines));
         Ok(())
-    }
-}
-
-impl Reconcile {
-    async fn run(self, session: &Session) -> Result<()> {
-        let dry_run = self
-            .dry_run
-            .mode()
-            .context("error accessing --dry-run flag for command reconcile")?;
-        if dry_run == DryRunMode::Server {
-            bail!("--dry-run=server for command reconcile is not supported yet");
-        }
-        if self.files.is_empty() {
-            bail!("must specify one of -f and -k");
-        }
-        let report = Report::new(&self.print, dry_run)?;
-        let query: Query = dry_run.parameter().into_iter().collect();
-        for manifest in manifest::read(&self.files).await? {
-            if !str_of(&manifest.object["apiVersion"]).starts_with("rbac.authorization.k8s.io/") {
-                continue;
-            }
-            let target = target_of(session, manifest).await?;
-            let wanted = target.manifest.clone().unwrap_or_default();
-            let live = session.api.find(&target.path()).await?;
-            let result = match &live {
-                None => wanted.clone(),
-                Some(live) => self.merged(live, &wanted)?,
-            };
-            let after = match (&live, dry_run.is_client()) {
-                (_, true) => result,
-                (None, false) => {
-                    session
-                        .api
-                        .create(&target.collection(), &result, &query)
-                        .await?
-                }
-                (Some(live), false) if *live == result => result,
-                (Some(live), false) if live["roleRef"] != result["roleRef"] => {
-                    session.api.delete(&target.path(), &json!({})).await?;
-                    let mut fresh = wanted.clone();
-                    fresh["subjects"] = result["subjects"].clone();
-                    session
-                        .api
-                        .create(&target.collection(), &fresh, &query)
-                        .await?
-                }
-                (Some(_), false) => session.api.replace(&target.path(), &result, &query).await?,
-            };
-            report.print(&after, "reconciled")?;
-        }
-        Ok(())
-    }
-
-    fn merged(&self, live: &Value, wanted: &Value) -> Result<Value> {
-        let mut result = live.clone();
-        for field in ["labels", "annotations"] {
-            for (key, value) in entries(&wanted["metadata"][field]) {
-                result["metadata"][field][key] = value.clone();
-            }
-        }
-        if wanted.get("roleRef").is_some() {
-            result["roleRef"] = wanted["roleRef"].clone();
-        }
-        for (field, removes) in [
-            ("rules", self.remove_extra_permissions),
-            ("subjects", self.remove_extra_subjects),
-        ] {
-            if wanted.get(field).is_none() {
-                continue;
-            }
-            let mut merged: Vec<Value> = match removes {
-                true => list(&live[field])
-                    .filter(|one| super::create::contains(&wanted[field], one))
-                    .cloned()
-                    .collect(),
-                false => list(&live[field]).cloned().collect(),
-            };
-            for one in list(&wanted[field]) {
-                if !merged.contains(one) {
-                    merged.push(one.clone());
-                }
-            }
-            result[field] = json!(merged);
-        }
-        if wanted.get("aggregationRule").is_some() {
-            result["aggregationRule"] = wanted["aggregationRule"].clone();
-        }
-        Ok(result)
     }
 }
 

@@ -1,6 +1,6 @@
 //! `kubectl autoscale`
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use machinery::quantity::Quantity;
 use serde_json::{Value, json};
@@ -9,8 +9,9 @@ use crate::{
     api::Query,
     args::{DryRun, Files},
     discovery::Resource,
+    error, merge,
     output::PrintFlags,
-    resources,
+    resources::{self, Target},
     session::Session,
 };
 
@@ -27,11 +28,11 @@ pub(crate) struct Autoscale {
     #[arg(long, default_value_t = -1)]
     min: i32,
     /// The upper limit for the number of pods
-    #[arg(long, default_value_t = -1)]
-    max: i32,
+    #[arg(long)]
+    max: Option<i32>,
     /// The target average CPU utilization over all pods, in percent of what they request
-    #[arg(long, default_value_t = -1, hide = true)]
-    cpu_percent: i32,
+    #[arg(long, hide = true)]
+    cpu_percent: Option<i32>,
     /// Target CPU: a percentage such as 70% or a quantity such as 500m
     #[arg(long)]
     cpu: Option<String>,
@@ -55,123 +56,187 @@ pub(crate) struct Autoscale {
 
 impl Autoscale {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
-        if self.max == -1 {
-            bail!("required flag(s) \"max\" not set");
-        }
-        if self.max < 1 {
-            bail!(
-                "--max=MAXPODS is required and must be at least 1, max: {}",
-                self.max
-            );
-        }
-        if self.max < self.min {
-            bail!(
-                "--max=MAXPODS must be larger or equal to --min=MINPODS, max: {}, min: {}",
-                self.max,
-                self.min
-            );
-        }
-        if self.cpu_percent >= 0 {
+        if self.cpu_percent.is_some() {
             eprintln!(
                 "Flag --cpu-percent has been deprecated, Use --cpu with percentage or resource quantity format \
                  (e.g., '70%' for utilization or '500m' for milliCPU)."
             );
         }
-        if self.cpu_percent >= 0 && self.cpu.is_some() {
-            bail!("--cpu-percent and --cpu are mutually exclusive");
-        }
+        let Some(max) = self.max else {
+            bail!("required flag(s) \"max\" not set");
+        };
         let dry_run = self.dry_run.mode()?;
-        let report = Report::new(&self.print, dry_run)?;
+        self.check(max)?;
         let selection = (&self.files).into();
         let targets = resources::targets(session, &selection, &self.resources, false).await?;
         if targets.is_empty() {
             bail!("no objects passed to autoscale");
         }
+        let mut errors = Vec::new();
         for target in targets {
-            target.get(session).await?;
-            if !target
-                .resource
-                .subresources
-                .iter()
-                .any(|name| name == "scale")
-            {
-                let Resource {
-                    kind,
-                    group,
-                    version,
-                    plural,
-                    ..
-                } = &target.resource;
-                bail!(
-                    "cannot autoscale a {kind}: could not find scale subresource for {group}/{version}, Resource={plural} \
-                     in discovery information"
-                );
-            }
-            let mut object = self.autoscaler(&target)?;
-            if session.namespace_given {
-                object["metadata"]["namespace"] = json!(session.namespace);
-            }
-            if self.save_config {
-                super::apply::annotate(&mut object);
-            }
-            let mut query: Query = vec![("fieldManager", self.field_manager.clone())];
-            query.extend(dry_run.parameter());
-            let created = create_object(session, object, &query, dry_run).await?;
-            let deed = if dry_run.is_client() {
-                "created"
-            } else {
-                "autoscaled"
+            let autoscaled = async {
+                // The object of a file is not read from the server.
+                if target.manifest.is_none() {
+                    target.get(session).await?;
+                }
+                refuse_unscalable(&target.resource)?;
+                let created = self.create(session, &target, max).await?;
+                let deed = match dry_run.is_client() {
+                    true => "created",
+                    false => "autoscaled",
+                };
+                Report::new(&self.print, dry_run)?.say_typed(&created, deed)
             };
-            report.say_typed(&created, deed)?;
+            errors.extend(autoscaled.await.err());
+        }
+        error::aggregate(errors)
+    }
+
+    fn check(&self, max: i32) -> Result<()> {
+        if max < 1 {
+            bail!("--max=MAXPODS is required and must be at least 1, max: {max}");
+        }
+        if max < self.min {
+            bail!(
+                "--max=MAXPODS must be larger or equal to --min=MINPODS, max: {max}, min: {}",
+                self.min
+            );
+        }
+        if self.cpu_percent.is_some_and(|percent| percent > 0) && given(&self.cpu).is_some() {
+            bail!("--cpu-percent and --cpu are mutually exclusive");
+        }
+        for (name, value) in [("cpu", given(&self.cpu)), ("memory", given(&self.memory))] {
+            value.map(|value| target_of(name, value)).transpose()?;
         }
         Ok(())
     }
 
-    fn autoscaler(&self, target: &resources::Target) -> Result<Value> {
-        let mut spec = json!({"scaleTargetRef": {
-            "kind": target.resource.kind, "name": target.name, "apiVersion": target.resource.api_version()}});
+    /// Creates the autoscaler; if the server refuses it, also in the older version, which knows less.
+    async fn create(&self, session: &Session, target: &Target, max: i32) -> Result<Value> {
+        let created = self
+            .send(session, self.autoscaler(session, target, max)?)
+            .await;
+        let Err(error) = created else {
+            return created;
+        };
+        if self.dry_run.mode()?.is_client() {
+            return Err(error);
+        }
+        const INCOMPATIBLE: &str = "failed to create autoscaling/v2 HPA and the configuration is incompatible with autoscaling/v1:";
+        let cpu = target_of("cpu", self.cpu.as_deref().unwrap_or_default());
+        let cpu = cpu.map_err(|error| anyhow!("{INCOMPATIBLE} {error}"))?;
+        let is_percentage = self.cpu_percent.unwrap_or(-1) >= 0 || cpu["type"] == "Utilization";
+        if given(&self.memory).is_some() || !is_percentage {
+            // Upstream formats an absent error.
+            bail!("{INCOMPATIBLE} %!w(<nil>)");
+        }
+        self.send(session, self.older_autoscaler(session, target, max))
+            .await
+    }
+
+    async fn send(&self, session: &Session, mut object: Value) -> Result<Value> {
+        let dry_run = self.dry_run.mode()?;
+        session.record(&mut object);
+        if self.save_config && !dry_run.is_client() {
+            super::apply::annotate(&mut object);
+        }
+        let mut query: Query = vec![("fieldManager", self.field_manager.clone())];
+        query.extend(dry_run.parameter());
+        create_object(session, merge::typed(&object), &query, dry_run).await
+    }
+
+    /// What both versions have.
+    fn common(&self, session: &Session, target: &Target, max: i32) -> Value {
+        let name = given(&self.name).unwrap_or(&target.name);
+        let mut object = json!({
+            "kind": "HorizontalPodAutoscaler", "apiVersion": "autoscaling/v2", "metadata": {"name": name},
+            "spec": {"maxReplicas": max, "scaleTargetRef": {
+                "kind": target.resource.kind, "name": target.name, "apiVersion": target.resource.api_version()}}});
+        if session.namespace_given {
+            object["metadata"]["namespace"] = json!(session.namespace);
+        }
         if self.min > 0 {
-            spec["minReplicas"] = json!(self.min);
+            object["spec"]["minReplicas"] = json!(self.min);
         }
-        spec["maxReplicas"] = json!(self.max);
+        object
+    }
+
+    fn autoscaler(&self, session: &Session, target: &Target, max: i32) -> Result<Value> {
         let mut metrics = Vec::new();
-        if self.cpu_percent > 0 {
-            metrics.push(metric("cpu", &format!("{}%", self.cpu_percent))?);
+        let metric = |name: &str, target: Value| json!({"type": "Resource", "resource": {"name": name, "target": target}});
+        if let Some(percent) = self.cpu_percent.filter(|percent| *percent > 0) {
+            let target = json!({"type": "Utilization", "averageUtilization": percent});
+            metrics.push(metric("cpu", target));
         }
-        for (name, value) in [("cpu", &self.cpu), ("memory", &self.memory)] {
-            if let Some(value) = value.as_ref().filter(|value| !value.is_empty()) {
-                metrics.push(metric(name, value)?);
+        for (name, value) in [("cpu", given(&self.cpu)), ("memory", given(&self.memory))] {
+            if let Some(value) = value {
+                metrics.push(metric(name, target_of(name, value)?));
             }
         }
+        let mut object = self.common(session, target, max);
         if !metrics.is_empty() {
-            spec["metrics"] = json!(metrics);
+            object["spec"]["metrics"] = json!(metrics);
         }
-        let name = self.name.as_ref().unwrap_or(&target.name);
-        Ok(json!({
-            "kind": "HorizontalPodAutoscaler", "apiVersion": "autoscaling/v2", "metadata": {"name": name},
-            "spec": spec, "status": {"desiredReplicas": 0, "currentMetrics": null}}))
+        Ok(object)
+    }
+
+    fn older_autoscaler(&self, session: &Session, target: &Target, max: i32) -> Value {
+        let mut object = self.common(session, target, max);
+        object["apiVersion"] = json!("autoscaling/v1");
+        if let Some(percent) = self.cpu_percent.filter(|percent| *percent >= 0) {
+            object["spec"]["targetCPUUtilizationPercentage"] = json!(percent);
+        }
+        object
     }
 }
 
-fn metric(name: &str, value: &str) -> Result<Value> {
-    let target = match value.strip_suffix('%') {
-        Some(percent) => {
-            let percent: i32 = percent
-                .trim()
-                .parse()
-                .with_context(|| format!("invalid percentage value: {value}"))?;
-            json!({"type": "Utilization", "averageUtilization": percent})
+/// A flag's value unless it is empty.
+fn given(flag: &Option<String>) -> Option<&str> {
+    flag.as_deref().filter(|text| !text.is_empty())
+}
+
+fn refuse_unscalable(resource: &Resource) -> Result<()> {
+    if resource.subresources.iter().any(|name| name == "scale") {
+        return Ok(());
+    }
+    let Resource {
+        kind,
+        group,
+        version,
+        plural,
+        ..
+    } = resource;
+    bail!(
+        "cannot autoscale a {kind}: could not find scale subresource for {group}/{version}, Resource={plural} in \
+         discovery information"
+    )
+}
+
+/// A percentage of what pods request, or a quantity. A plain number is in millicores or mebibytes.
+fn target_of(name: &str, value: &str) -> Result<Value> {
+    let value = value.trim();
+    if value.is_empty() {
+        bail!("empty input");
+    }
+    if let Some(percent) = value.strip_suffix('%') {
+        return match percent.parse::<i32>() {
+            Ok(number) if number >= 0 => {
+                Ok(json!({"type": "Utilization", "averageUtilization": number}))
+            }
+            _ => bail!("invalid percentage value: {percent}"),
+        };
+    }
+    let quantity = match value.parse::<f64>() {
+        Ok(number) => {
+            let unit = if name == "cpu" { "m" } else { "Mi" };
+            let quantity = format!("{number}{unit}");
+            quantity.parse::<Quantity>()?;
+            quantity
         }
-        // A plain number means millicores.
-        None if name == "cpu" && value.parse::<u32>().is_ok() => {
-            json!({"type": "AverageValue", "averageValue": format!("{value}m")})
-        }
-        None if value.parse::<Quantity>().is_ok() => {
-            json!({"type": "AverageValue", "averageValue": value})
-        }
-        None => bail!("invalid resource {name} value: {value}"),
+        Err(_) if value.parse::<Quantity>().is_ok() => value.to_owned(),
+        Err(_) => bail!("invalid resource {name} value: {value}"),
     };
-    Ok(json!({"type": "Resource", "resource": {"name": name, "target": target}}))
+    Ok(json!({"type": "AverageValue", "averageValue": quantity}))
 }
 
 #[cfg(test)]
@@ -180,14 +245,16 @@ mod tests {
 
     #[test]
     fn metrics_are_percentages_or_quantities() {
-        assert_eq!(
-            metric("cpu", "70%").unwrap()["resource"]["target"]["averageUtilization"],
-            70
-        );
-        assert_eq!(
-            metric("memory", "200Mi").unwrap()["resource"]["target"]["averageValue"],
-            "200Mi"
-        );
-        assert!(metric("cpu", "much").is_err() && metric("cpu", "x%").is_err());
+        for (name, value, field, expected) in [
+            ("cpu", "70%", "averageUtilization", json!(70)),
+            ("cpu", "500", "averageValue", json!("500m")),
+            ("memory", "200", "averageValue", json!("200Mi")),
+            ("memory", "200Ki", "averageValue", json!("200Ki")),
+        ] {
+            assert_eq!(target_of(name, value).unwrap()[field], expected);
+        }
+        for value in ["much", "x%", "-5%", ""] {
+            assert!(target_of("cpu", value).is_err());
+        }
     }
 }

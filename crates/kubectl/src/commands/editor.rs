@@ -52,7 +52,7 @@ impl Editor {
     pub(super) fn text_of(&self, object: &Value) -> String {
         match self.form {
             Form::Yaml => yaml::to_string(object),
-            Form::Kyaml => kyaml::to_string(object),
+            Form::Kyaml => kyaml::to_string(&json::sorted(object)),
             Form::Json => format!("{}\n", json::indented(&json::sorted(object))),
         }
     }

@@ -9,8 +9,9 @@ use crate::{
     api::{Query, with_query},
     error,
     json::str_of,
+    merge,
     output::{
-        PrintFlags,
+        PrintFlags, Printer,
         table::{Table, escape},
         tabwriter::Tabwriter,
     },
@@ -44,72 +45,65 @@ pub(crate) struct Events {
 
 impl Events {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
-        for kind in &self.types {
-            if !["Normal", "Warning"]
-                .iter()
-                .any(|known| known.eq_ignore_ascii_case(kind))
-            {
-                bail!("valid --types are Normal or Warning");
-            }
-        }
-        let printer = self.print.printer()?;
         let path = self.path(session).await?;
+        let printer = self.print.printer()?;
+        let is_known = |kind: &String| {
+            let mut known = ["Normal", "Warning"].into_iter();
+            known.any(|known| known.eq_ignore_ascii_case(kind))
+        };
+        if !self.types.iter().all(is_known) {
+            bail!("valid --types are Normal or Warning");
+        }
+        if self.watch {
+            return self.follow(session, &path, printer.as_ref()).await;
+        }
         let answer = session
             .api
             .list(&path, "application/json", self.chunk_size)
             .await?;
         let mut events: Vec<Value> = crate::json::list(&answer["items"])
             .filter(|event| self.wants(event))
-            .cloned()
+            .map(typed)
             .collect();
-        events.sort_by_key(|event| last_seen(event).to_owned());
-        let mut writer = Tabwriter::for_tables();
-        let nothing = events.is_empty() && !self.watch;
+        events.sort_by_key(last_seen_at);
         match &printer {
-            _ if nothing && self.all_namespaces => eprintln!("No events found."),
-            _ if nothing => eprintln!("No events found in {} namespace.", session.namespace),
-            Some(printer) if !self.watch => {
-                let items: Vec<Value> = events
-                    .into_iter()
-                    .map(|mut event| {
-                        event["apiVersion"] = json!("v1");
-                        event["kind"] = json!("Event");
-                        event
-                    })
-                    .collect();
-                return printer.print(&json!({"apiVersion": "v1", "kind": "EventList", "metadata": answer["metadata"], "items": items}));
+            _ if events.is_empty() && self.all_namespaces => eprintln!("No events found."),
+            _ if events.is_empty() => {
+                eprintln!("No events found in {} namespace.", session.namespace)
             }
-            Some(printer) => events.iter().try_for_each(|event| printer.print(event))?,
-            None => print!(
-                "{}",
-                self.table(&events)
-                    .render_with(&mut writer, self.no_headers)
-            ),
+            Some(printer) => printer.print_typed(
+                &json!({"kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": events}),
+            )?,
+            None => {
+                let mut writer = Tabwriter::for_tables();
+                let table = self.table(&events);
+                print!("{}", table.render_with(&mut writer, self.no_headers));
+            }
         }
-        if !self.watch {
-            return Ok(());
-        }
-        let version = str_of(&answer["metadata"]["resourceVersion"]).to_owned();
-        let path = with_query(
-            &path,
-            &[("watch", "true".into()), ("resourceVersion", version)],
-        );
+        Ok(())
+    }
+
+    /// Prints the events that there are and those that come.
+    async fn follow(&self, session: &Session, path: &str, printer: Option<&Printer>) -> Result<()> {
+        let mut writer = Tabwriter::for_tables();
+        let mut hides_headings = self.no_headers;
+        let path = with_query(path, &[("watch", "true".into())]);
         let mut stream = Box::pin(session.api.watch(&path, "application/json").await?);
         while let Some(event) = stream.next().await {
             let event = event?;
-            if event["type"] == "DELETED"
-                || event["type"] == "BOOKMARK"
+            if matches!(str_of(&event["type"]), "DELETED" | "BOOKMARK" | "ERROR")
                 || !self.wants(&event["object"])
             {
                 continue;
             }
-            match &printer {
-                Some(printer) => printer.print(&event["object"])?,
-                None => print!(
-                    "{}",
-                    self.table(std::slice::from_ref(&event["object"]))
-                        .render_with(&mut writer, true)
-                ),
+            let event = typed(&event["object"]);
+            match printer {
+                Some(printer) => printer.print_typed(&event)?,
+                None => {
+                    let table = self.table(std::slice::from_ref(&event));
+                    print!("{}", table.render_with(&mut writer, hides_headings));
+                    hides_headings = true;
+                }
             }
         }
         Ok(())
@@ -121,17 +115,23 @@ impl Events {
             false => format!("/api/v1/namespaces/{}/events", session.namespace),
         };
         let mut query: Query = Vec::new();
-        if let Some(about) = &self.about {
+        if let Some(about) = self.about.as_ref().filter(|about| !about.is_empty()) {
             let Some((kind, name)) = about.split_once('/') else {
                 bail!("--for must be in resource/name form");
             };
+            if name.contains('/') {
+                bail!("arguments in resource/name form may not have more than one slash");
+            }
             let found = session.discovery.resolve(kind).await;
             let resource = found.map_err(|error| error::Plain(error.to_string()))?;
             let selector = format!(
-                "involvedObject.kind={},involvedObject.name={name}",
-                resource.kind
+                "involvedObject.kind={},involvedObject.apiVersion={},involvedObject.name={name}",
+                resource.kind,
+                resource.api_version()
             );
-            query.push(("fieldSelector", selector));
+            if !name.is_empty() {
+                query.push(("fieldSelector", selector));
+            }
         }
         Ok(with_query(&path, &query))
     }
@@ -170,6 +170,19 @@ impl Events {
         }
         table
     }
+}
+
+/// An event as Go's types serialize it; lists leave out the kind.
+fn typed(event: &Value) -> Value {
+    let mut event = event.clone();
+    event["apiVersion"] = json!("v1");
+    event["kind"] = json!("Event");
+    merge::typed(&event)
+}
+
+/// The same as a time: some have fractions of seconds.
+fn last_seen_at(event: &Value) -> Option<jiff::Timestamp> {
+    last_seen(event).parse().ok()
 }
 
 /// When an event was last seen.

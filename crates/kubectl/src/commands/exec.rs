@@ -46,13 +46,16 @@ pub(super) struct StreamFlags {
 
 impl StreamFlags {
     pub(super) fn check(&self, command: &str) -> Result<()> {
-        match crate::duration::parse(&self.pod_running_timeout) {
-            Ok(timeout) if !timeout.is_zero() => Ok(()),
-            _ => {
-                let message = "--pod-running-timeout must be higher than zero";
-                Err(crate::error::usage(command, message))
-            }
-        }
+        check_patience(&self.pod_running_timeout)
+            .map_err(|error| crate::error::usage(command, error))
+    }
+}
+
+/// `--pod-running-timeout` is a positive duration.
+pub(super) fn check_patience(text: &str) -> Result<()> {
+    match crate::duration::parse(text) {
+        Ok(timeout) if !timeout.is_zero() => Ok(()),
+        _ => anyhow::bail!("--pod-running-timeout must be higher than zero"),
     }
 }
 

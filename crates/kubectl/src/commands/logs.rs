@@ -6,12 +6,13 @@ use anyhow::{Result, bail};
 use clap::Args;
 use futures::StreamExt;
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
     api::{Query, with_query},
     error,
     json::{str_of, text},
+    pod_order,
     session::Session,
     streams::{self, container_names, container_of, pod_of, pods_of, pods_with},
 };
@@ -51,8 +52,8 @@ pub(crate) struct Logs {
     #[arg(long)]
     timestamps: bool,
     /// Lines of recent log file to display; -1 shows all, and with a selector 10
-    #[arg(long, default_value_t = -1, value_name = "COUNT")]
-    tail: i64,
+    #[arg(long, value_name = "COUNT")]
+    tail: Option<i64>,
     /// Only return logs newer than a relative duration like 5s, 2m, or 3h
     #[arg(long, value_name = "DURATION")]
     since: Option<String>,
@@ -93,17 +94,43 @@ impl Logs {
         if self.follow && (sources.len() > 1 || self.follow_new) {
             return self.follow_all(session, sources, prefix).await;
         }
-        let mut errors = Vec::new();
         for source in sources {
-            match self.copy(session, &source, prefix).await {
-                Err(error) if self.ignore_errors => errors.push(error),
-                outcome => outcome?,
-            }
+            self.copy_with_retries(session, &source, prefix).await?;
         }
-        errors
-            .iter()
-            .for_each(|error| eprintln!("{}", error::line(error)));
         Ok(())
+    }
+
+    /// Copies one log. If it is followed, the server's errors are printed and the log is requested again.
+    async fn copy_with_retries(
+        &self,
+        session: &Session,
+        source: &Source,
+        prefix: bool,
+    ) -> Result<()> {
+        let patience = crate::duration::parse(&self.pod_running_timeout)?;
+        let deadline = Instant::now() + patience;
+        loop {
+            let Err(error) = self.copy(session, source, prefix).await else {
+                return Ok(());
+            };
+            let message = error::message(&error);
+            if self.ignore_errors {
+                println!("error: {message}");
+                return Ok(());
+            }
+            if !self.follow {
+                return Err(error);
+            }
+            eprintln!("{message}");
+            if error.downcast_ref::<error::ServerError>().is_none() {
+                return Err(error);
+            }
+            if Instant::now() + Duration::from_secs(1) >= deadline {
+                tokio::time::sleep_until(deadline).await;
+                bail!("context deadline exceeded");
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
     }
 
     fn check(&self) -> Result<()> {
@@ -120,16 +147,14 @@ impl Logs {
             ));
         }
         if let Some(since) = self.since.as_deref().filter(|since| !since.is_empty())
-            && crate::duration::parse(since).is_err()
+            && crate::duration::parse_signed(since).is_err()
         {
-            if crate::duration::parse_signed(since).is_ok() {
-                bail!("--since must be greater than 0");
-            }
             bail!(
                 "invalid argument {since:?} for \"--since\" flag: time: invalid duration {since:?}\n\
                  See 'kubectl logs --help' for usage."
             );
         }
+        super::exec::check_patience(&self.pod_running_timeout)?;
         if let Some(time) = self.since_time.as_deref().filter(|time| !time.is_empty())
             && time.parse::<jiff::Timestamp>().is_err()
         {
@@ -142,23 +167,48 @@ impl Logs {
 
     /// Options that the server would reject; reported once the pod is known.
     fn check_with_pod(&self) -> Result<()> {
-        if self.since.is_some() && self.since_time.is_some() {
+        let has_since = self.since_seconds()?.is_some();
+        if has_since
+            && self
+                .since_time
+                .as_ref()
+                .is_some_and(|time| !time.is_empty())
+        {
             bail!("at most one of `sinceTime` or `sinceSeconds` may be specified");
         }
-        if self.all_containers && (self.container.is_some() || self.name.is_some()) {
-            let name = self.container.as_deref().or(self.name.as_deref());
-            bail!(
-                "--all-containers=true should not be specified with container name {}",
-                name.unwrap_or_default()
-            );
+        let container = self.container_name();
+        if self.all_containers && !container.is_empty() {
+            bail!("--all-containers=true should not be specified with container name {container}");
+        }
+        if self.container.is_some() && self.name.is_some() {
+            bail!("only one of -c or an inline [CONTAINER] arg is allowed");
         }
         if self.limit_bytes < 0 {
             bail!("--limit-bytes must be greater than 0");
         }
-        if self.tail < -1 {
+        if self.since_seconds()?.is_some_and(|seconds| seconds < 0) {
+            bail!("--since must be greater than 0");
+        }
+        if self.tail.is_some_and(|tail| tail < -1) {
             bail!("--tail must be greater than or equal to -1");
         }
         Ok(())
+    }
+
+    /// The container that is named; empty if none is.
+    fn container_name(&self) -> &str {
+        let name = self.name.as_deref().or(self.container.as_deref());
+        name.unwrap_or_default()
+    }
+
+    /// `--since`, rounded to seconds; zero is the flag's default.
+    fn since_seconds(&self) -> Result<Option<i64>> {
+        let Some(since) = self.since.as_deref().filter(|since| !since.is_empty()) else {
+            return Ok(None);
+        };
+        let (is_negative, since) = crate::duration::parse_signed(since)?;
+        let seconds = i64::try_from((since + Duration::from_millis(500)).as_secs())?;
+        Ok((!since.is_zero()).then_some(if is_negative { -seconds } else { seconds }))
     }
 
     async fn pods(&self, session: &Session) -> Result<Vec<Value>> {
@@ -180,20 +230,25 @@ impl Logs {
                 }
             };
         }
-        let pods = pods_of(session, word, "get the logs from");
-        let pods = pods.await.map_err(|error| located(error, session))?;
+        let patience = match self.follow_new {
+            true => "0s",
+            false => self.pod_running_timeout.as_str(),
+        };
+        let pods = pods_of(session, word, "get the logs from", patience).await;
+        let mut pods = match pods {
+            Err(_) if self.follow_new => Vec::new(),
+            pods => pods.map_err(|error| located(error, session))?,
+        };
+        pods.sort_by(|a, b| pod_order::for_logs(a).cmp(&pod_order::for_logs(b)));
         if self.all_pods || self.follow_new {
             return Ok(pods);
         }
-        let count = pods.len();
-        let pod = pod_of(session, word, &self.pod_running_timeout).await?;
-        if count > 1 {
-            eprintln!(
-                "Found {count} pods, using pod/{}",
-                str_of(&pod["metadata"]["name"])
-            );
+        if pods.len() > 1 {
+            let name = str_of(&pods[0]["metadata"]["name"]);
+            eprintln!("Found {} pods, using pod/{name}", pods.len());
         }
-        Ok(vec![pod])
+        pods.truncate(1);
+        Ok(pods)
     }
 
     async fn sources(&self, session: &Session) -> Result<Vec<Source>> {
@@ -220,8 +275,8 @@ impl Logs {
                 .flat_map(|field| container_names(pod, field))
                 .collect());
         }
-        let named = self.container.as_deref().or(self.name.as_deref());
-        Ok(vec![container_of(pod, named, false)?])
+        let named = Some(self.container_name());
+        Ok(vec![container_of(pod, named, self.all_pods)?])
     }
 
     fn path(&self, source: &Source) -> Result<String> {
@@ -240,20 +295,15 @@ impl Logs {
             }
         }
         // For several pods: the last lines of each, unless set.
-        let tail = if self.tail < 0 && self.selector.is_some() {
-            10
-        } else {
-            self.tail
+        let tail = match self.tail {
+            None if self.selector.is_some() => 10,
+            tail => tail.unwrap_or(-1),
         };
         if tail >= 0 {
             query.push(("tailLines", tail.to_string()));
         }
-        if let Some(since) = self.since.as_deref().filter(|since| !since.is_empty()) {
-            let seconds = crate::duration::parse(since)?.as_secs_f64().ceil();
-            // Zero is the flag's default: everything.
-            if seconds > 0.0 {
-                query.push(("sinceSeconds", format!("{seconds:.0}")));
-            }
+        if let Some(seconds) = self.since_seconds()? {
+            query.push(("sinceSeconds", seconds.to_string()));
         }
         if let Some(time) = self.since_time.as_deref().filter(|time| !time.is_empty()) {
             query.push(("sinceTime", time.to_owned()));
@@ -309,7 +359,9 @@ impl Logs {
                         Err(_) if self.follow_new => {
                             known.remove(&source);
                         }
-                        Err(error) if self.ignore_errors => eprintln!("{}", error::line(&error)),
+                        Err(error) if self.ignore_errors => {
+                            println!("error: {}", error::message(&error));
+                        }
                         Err(error) => return Err(error),
                     }
                 }

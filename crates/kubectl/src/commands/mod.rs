@@ -36,6 +36,7 @@ pub(crate) mod plugin;
 mod port_forward;
 mod proxy;
 mod raw;
+mod reconcile;
 mod replace;
 mod report;
 mod rollout;

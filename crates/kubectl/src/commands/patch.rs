@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{
     api::{PatchType, Query},
-    args::{DryRun, Files},
+    args::{DryRun, DryRunMode, Files},
     discovery::Resource,
     error, manifest, merge,
     output::PrintFlags,
@@ -49,35 +49,13 @@ pub(crate) struct Patch {
 
 impl Patch {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
-        let kind = match self.kind.to_lowercase().as_str() {
-            "json" => PatchType::Json,
-            "merge" => PatchType::Merge,
-            "strategic" => PatchType::Strategic,
-            other => {
-                bail!("--type must be one of [json merge strategic], not {other:?}");
-            }
-        };
-        let patch = self.patch()?;
         let dry_run = self.dry_run.mode()?;
-        let report = Report::new(&self.print, dry_run)?;
+        let kind = self.check(dry_run)?;
+        let patch = self.patch()?;
+        // Printed without a suffix for dry runs, as upstream does.
+        let report = Report::new(&self.print, DryRunMode::None)?;
         if self.local {
-            if !self.resources.is_empty() {
-                bail!("cannot specify --local and server resources");
-            }
-            for manifest in manifest::read(&self.files).await? {
-                if matches!(kind, PatchType::Strategic)
-                    && merge::schema_of(&manifest.object).is_none()
-                {
-                    bail!(
-                        "strategic merge patch is not supported for {}, Kind={} locally, try --type merge",
-                        crate::json::str_of(&manifest.object["apiVersion"]),
-                        crate::json::str_of(&manifest.object["kind"])
-                    );
-                }
-                let patched = merge::apply(&manifest.object, kind, &patch.parse(kind)?)?;
-                report.print(&patched, deed(&manifest.object, &patched))?;
-            }
-            return Ok(());
+            return self.change_files(kind, &patch, &report).await;
         }
         let selection = (&self.files).into();
         let targets = resources::targets(session, &selection, &self.resources, false).await?;
@@ -88,6 +66,49 @@ impl Patch {
         for target in targets {
             let patched = self.change(session, &target, kind, &patch, &report).await;
             errors.extend(patched.err());
+        }
+        error::aggregate(errors)
+    }
+
+    /// The type of the patch, if the flags fit.
+    fn check(&self, dry_run: DryRunMode) -> Result<PatchType> {
+        let is_given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        let is_file = self.patch_file.is_some();
+        match (is_given(&self.patch), is_file) {
+            (true, true) => bail!("cannot specify --patch and --patch-file together"),
+            (false, false) => {
+                bail!("must specify --patch or --patch-file containing the contents of the patch")
+            }
+            _ => {}
+        }
+        if self.local && !self.resources.is_empty() {
+            bail!("cannot specify --local and server resources");
+        }
+        if self.local && dry_run == DryRunMode::Server {
+            bail!("cannot specify --local and --dry-run=server - did you mean --dry-run=client?");
+        }
+        Ok(match self.kind.to_lowercase().as_str() {
+            "json" => PatchType::Json,
+            "merge" => PatchType::Merge,
+            "strategic" | "" => PatchType::Strategic,
+            _ => bail!(
+                "--type must be one of [json merge strategic], not {:?}",
+                self.kind
+            ),
+        })
+    }
+
+    /// `--local`: changes the objects of the files.
+    async fn change_files(&self, kind: PatchType, patch: &Text, report: &Report) -> Result<()> {
+        if self.files.is_empty() {
+            bail!(resources::NOTHING);
+        }
+        let mut errors = Vec::new();
+        for manifest in manifest::read(&self.files).await? {
+            let patched = patched_here(&manifest.object, kind, patch);
+            let printed =
+                patched.and_then(|after| report.print(&after, deed(&manifest.object, &after)));
+            errors.extend(printed.err());
         }
         error::aggregate(errors)
     }
@@ -112,7 +133,7 @@ impl Patch {
             _ => session.api.get(&path).await?,
         };
         let patched = match dry_run.is_client() {
-            true => merge::apply(&before, kind, &patch.parse(kind)?)?,
+            true => patched_here(&before, kind, patch)?,
             false => {
                 let text = patch.0.clone().into_bytes();
                 let patched = session.api.patch_text(&path, kind, text, &query).await;
@@ -122,28 +143,19 @@ impl Patch {
                 patched
             }
         };
-        match before == patched && !report.prints_objects() {
-            // Printed without the dry-run suffix, as upstream does.
-            true => println!("{} patched (no change)", crate::output::name(&patched)),
-            false => report.print(&patched, "patched")?,
-        }
-        Ok(())
+        report.print(&patched, deed(&before, &patched))
     }
 
     fn patch(&self) -> Result<Text> {
         let text = match (&self.patch, &self.patch_file) {
-            (Some(text), None) => text.clone(),
-            (None, Some(path)) => std::fs::read_to_string(path).map_err(|error| {
+            (text, None) => text.clone().unwrap_or_default(),
+            (_, Some(path)) => std::fs::read_to_string(path).map_err(|error| {
                 let reason = error::io_reason(&error);
                 anyhow::anyhow!(
                     "unable to read patch file: open {}: {reason}",
                     path.display()
                 )
             })?,
-            (Some(_), Some(_)) => bail!("cannot specify --patch and --patch-file together"),
-            (None, None) => {
-                bail!("must specify --patch or --patch-file containing the contents of the patch");
-            }
         };
         Text::new(text)
     }
@@ -187,6 +199,22 @@ fn unsupported(error: anyhow::Error, kind: PatchType, resource: &Resource) -> an
         ),
         _ => error,
     }
+}
+
+/// The object after a patch that is not sent.
+fn patched_here(object: &Value, kind: PatchType, patch: &Text) -> Result<Value> {
+    if kind == PatchType::Strategic && merge::schema_of(object).is_none() {
+        let version = crate::json::str_of(&object["apiVersion"]);
+        let version = match version.contains('/') {
+            true => version.to_owned(),
+            false => format!("/{version}"),
+        };
+        bail!(
+            "strategic merge patch is not supported for {version}, Kind={} locally, try --type merge",
+            crate::json::str_of(&object["kind"])
+        );
+    }
+    merge::apply(object, kind, &patch.parse(kind)?)
 }
 
 fn deed(before: &Value, after: &Value) -> &'static str {

@@ -46,6 +46,8 @@ struct Link {
 
 impl PortForward {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
+        super::exec::check_patience(&self.pod_running_timeout)
+            .map_err(|error| crate::error::usage("port-forward", error))?;
         let (pod, service) = self.pod(session).await?;
         let ports = self.pairs(&pod, service.as_ref())?;
         let link = Arc::new(Link {

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::{
     args::DryRunMode,
-    output::{self, Format, PrintFlags, Printer},
+    output::{self, PrintFlags, Printer},
 };
 
 /// Prints `deployment.apps/web created`, or the object in the requested format.
@@ -32,15 +32,12 @@ impl Report {
         Ok(())
     }
 
-    /// The same for a generated object, whose JSON has the order of Go's types.
+    /// The same for a generated object, whose JSON and KYAML have the order of Go's types.
     pub(super) fn say_typed(&self, object: &Value, deed: &str) -> Result<()> {
         match &self.printer {
-            Some(printer) if matches!(printer.format, Format::Json) => {
-                print!("{}", printer.render(object)?)
-            }
-            _ => self.print(object, deed)?,
+            Some(printer) => printer.print_typed(object),
+            None => self.print(object, deed),
         }
-        Ok(())
     }
 
     /// Whether objects are printed and not only named.

@@ -19,10 +19,21 @@ use crate::{
 use super::{
     create::{create_object, pairs},
     delete::{DeleteFlags, say_deleted},
-    expose::overridden,
+    expose::{overridden, port_number},
     report::Report,
     wait,
 };
+
+/// Whether a text is the name of an image.
+pub(super) fn is_reference(text: &str) -> bool {
+    const LABEL: &str = "(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])";
+    const PART: &str = "[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*";
+    const TAG: &str = "[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}";
+    const DIGEST: &str = "[A-Za-z][A-Za-z0-9]*(?:[-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,}";
+    let host = format!(r"(?:{LABEL}(?:\.{LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?");
+    let whole = format!("^(?:{host}/)?{PART}(?:/{PART})*(?::{TAG})?(?:@{DIGEST})?$");
+    regex::Regex::new(&whole).is_ok_and(|pattern| pattern.is_match(text))
+}
 
 /// Flags of `run`.
 #[derive(Debug, Args)]
@@ -119,27 +130,35 @@ impl Run {
                 true => anyhow::anyhow!("required flag(s) \"image\" not set"),
                 false => error::usage("run", "NAME is required for run"),
             })?;
+        super::exec::check_patience(&self.pod_running_timeout)
+            .map_err(|error| error::usage("run", error))?;
         let attach = self.attach.unwrap_or(self.stdin);
         let policy = self.how.propagation_policy()?;
         self.check(attach)?;
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
         let mut pod = self.pod(&name)?;
+        if let Some(overrides) = self.overrides.as_ref().filter(|text| !text.is_empty()) {
+            pod = overridden(&pod, overrides, &self.override_type)?;
+        }
+        session.record(&mut pod);
         if session.namespace_given {
             pod["metadata"]["namespace"] = json!(session.namespace);
         }
-        if let Some(overrides) = &self.overrides {
-            pod = overridden(&pod, overrides, &self.override_type)?;
-        }
-        if self.save_config {
+        if self.save_config && !dry_run.is_client() {
             super::apply::annotate(&mut pod);
         }
         let mut query: Query = vec![("fieldManager", self.field_manager.clone())];
         query.extend(dry_run.parameter());
         let created = create_object(session, pod, &query, dry_run).await?;
         if self.expose {
-            let service = create_object(session, self.service(&name), &query, dry_run).await?;
+            let service = self.service(session, &name)?;
+            let service = create_object(session, service, &query, dry_run).await?;
             report.say_typed(&service, "created")?;
+            if self.print.is("yaml") {
+                // Upstream separates the documents twice.
+                println!("---");
+            }
         }
         if !attach {
             return report.say_typed(&created, "created");
@@ -152,12 +171,6 @@ impl Run {
     }
 
     fn check(&self, attach: bool) -> Result<()> {
-        let is_reference = |image: &str| {
-            let is_odd =
-                |c: char| c.is_whitespace() || c.is_ascii_uppercase() && !image.contains('/');
-            image.starts_with(|first: char| first.is_ascii_alphanumeric())
-                && !image.contains(is_odd)
-        };
         match self.image.as_deref() {
             None => bail!("required flag(s) \"image\" not set"),
             Some("") => bail!("--image is required"),
@@ -178,6 +191,12 @@ impl Run {
                 "--port must be set when exposing a service",
             ));
         }
+        if !["", "Always", "OnFailure", "Never"].contains(&self.restart.as_str()) {
+            return Err(error::usage(
+                "run",
+                format!("invalid restart policy: {}", self.restart),
+            ));
+        }
         if !attach && self.remove {
             return Err(error::usage(
                 "run",
@@ -188,12 +207,6 @@ impl Run {
             return Err(error::usage(
                 "run",
                 "--dry-run=[server|client] can't be used with attached containers options (--attach, --stdin, or --tty)",
-            ));
-        }
-        if !["Always", "OnFailure", "Never"].contains(&self.restart.as_str()) {
-            return Err(error::usage(
-                "run",
-                format!("invalid restart policy: {}", self.restart),
             ));
         }
         match self.image_pull_policy.as_deref() {
@@ -207,14 +220,21 @@ impl Run {
 
     fn pod(&self, name: &str) -> Result<Value> {
         let labels = match &self.labels {
-            Some(labels) => pairs(labels)?,
-            None => json!({"run": name}),
+            Some(labels) if !labels.is_empty() => pairs(labels)?,
+            _ => json!({"run": name}),
         };
         let mut metadata = json!({"name": name, "labels": labels});
-        for annotation in &self.annotations {
-            let (key, value) = annotation
-                .split_once('=')
-                .with_context(|| format!("invalid annotation {annotation:?}"))?;
+        let is_pair = |text: &&String| text.find('=').is_some_and(|at| at > 0);
+        let invalid = self.annotations.iter().filter(|text| !is_pair(text));
+        let invalid: Vec<&str> = invalid.map(String::as_str).collect();
+        if !invalid.is_empty() {
+            bail!("invalid annotations format: {}", invalid.join(", "));
+        }
+        for (key, value) in self
+            .annotations
+            .iter()
+            .filter_map(|text| text.split_once('='))
+        {
             metadata["annotations"][key] = json!(value);
         }
         let mut container = json!({"name": name, "image": self.image});
@@ -222,16 +242,13 @@ impl Run {
             container[if self.command { "command" } else { "args" }] = json!(self.args);
         }
         if let Some(port) = self.port.as_ref().filter(|port| !port.is_empty()) {
-            let port: u16 = port
-                .parse()
-                .map_err(|_| anyhow::anyhow!("strconv.Atoi: parsing {port:?}: invalid syntax"))?;
-            container["ports"] = json!([{"containerPort": port}]);
+            container["ports"] = json!([{"containerPort": port_number(port)?}]);
         }
         if !self.env.is_empty() {
             let variable = |text: &String| {
                 let (name, value) = text
                     .split_once('=')
-                    .filter(|(name, _)| !name.is_empty())
+                    .filter(|(name, _)| super::set::invalid_variable_name(name).is_none())
                     .with_context(|| format!("invalid env: {text}"))?;
                 Ok(match value {
                     "" => json!({"name": name}),
@@ -260,26 +277,34 @@ impl Run {
         if self.tty {
             container["tty"] = json!(true);
         }
-        Ok(json!({
+        let restart = match self.restart.as_str() {
+            "" => "Always",
+            restart => restart,
+        };
+        Ok(crate::merge::typed(&json!({
             "kind": "Pod", "apiVersion": "v1", "metadata": metadata,
-            "spec": {"containers": [container], "restartPolicy": self.restart, "dnsPolicy": "ClusterFirst"},
-            "status": {}}))
+            "spec": {"containers": [container], "restartPolicy": restart, "dnsPolicy": "ClusterFirst"}})))
     }
 
-    fn service(&self, name: &str) -> Value {
-        let port = self
-            .port
-            .as_deref()
-            .unwrap_or_default()
-            .parse::<u16>()
-            .unwrap_or(0);
-        let labels = self.labels.as_deref().and_then(|labels| pairs(labels).ok());
-        json!({
-            "kind": "Service", "apiVersion": "v1", "metadata": {"name": name},
+    /// The service of `--expose`; its selector is also its labels, if labels are given.
+    fn service(&self, session: &Session, name: &str) -> Result<Value> {
+        let mut metadata = json!({"name": name});
+        if session.namespace_given {
+            metadata["namespace"] = json!(session.namespace);
+        }
+        let selector = match self.labels.as_deref() {
+            Some(labels) if !labels.is_empty() => {
+                metadata["labels"] = pairs(labels)?;
+                pairs(labels)?
+            }
+            _ => json!({"run": name}),
+        };
+        let port = port_number(self.port.as_deref().unwrap_or_default())?;
+        Ok(crate::merge::typed(&json!({
+            "kind": "Service", "apiVersion": "v1", "metadata": metadata,
             "spec": {
                 "ports": [{"protocol": "TCP", "port": port, "targetPort": port}],
-                "selector": labels.unwrap_or_else(|| json!({"run": name}))},
-            "status": {"loadBalancer": {}}})
+                "selector": selector}})))
     }
 
     /// Attaches to the pod once it runs, and exits with its code.

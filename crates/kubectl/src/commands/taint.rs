@@ -1,16 +1,16 @@
 //! `kubectl taint`
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::{
     api::{PatchType, Query},
-    args::{DryRun, Selection, Validate},
+    args::{DryRun, DryRunMode, Selection, Validate},
     error,
     json::{list, str_of},
     output::PrintFlags,
-    resources,
+    resources::{self, Target},
     session::Session,
 };
 
@@ -45,142 +45,195 @@ const EFFECTS: &[&str] = &["NoSchedule", "PreferNoSchedule", "NoExecute"];
 
 impl Taint {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
-        let is_spec = |word: &&String| word.contains([':', '=']) || word.ends_with('-');
-        let names: Vec<String> = self
-            .words
-            .iter()
-            .take_while(|word| !is_spec(word))
-            .cloned()
-            .collect();
-        if names.is_empty() {
-            bail!("one or more resources must be specified as <resource> <name>");
-        }
-        let (added, removed) = parse(&self.words[names.len()..])?;
-        let is_removed =
-            |taint: &&Value| removed.iter().any(|(key, _)| taint["key"] == key.as_str());
-        if let Some(both) = added.iter().find(is_removed) {
-            let key = str_of(&both["key"]);
-            let effect = removed.iter().find(|(removed, _)| removed == key);
-            let effect = effect.and_then(|(_, effect)| effect.as_deref());
-            bail!(
-                "can not both modify and remove the following taint(s) in the same command: {key}={}",
-                effect.unwrap_or_default()
-            );
-        }
-        if added.is_empty() && removed.is_empty() {
-            bail!("at least one taint update is required");
-        }
-        if let Some(kind) = names.first()
-            && !["node", "nodes", "no"].contains(&kind.as_str())
-            && !kind.contains('/')
-        {
-            bail!("invalid resource type {kind}, only node types are supported");
-        }
-        if self.all && self.selector.is_some() {
-            bail!("setting 'all' parameter with a non empty selector is prohibited");
-        }
         let dry_run = self.dry_run.mode()?;
-        let report = Report::new(&self.print, dry_run)?;
-        let selection = Selection {
-            selector: self.selector.clone(),
-            ..Selection::default()
-        };
         let mut query: Query = vec![
             self.validate.parameter()?,
             ("fieldManager", self.field_manager.clone()),
         ];
         query.extend(dry_run.parameter());
-        for target in resources::targets(session, &selection, &names, self.all).await? {
-            let mut node = target.get(session).await?;
-            let current: Vec<Value> = list(&node["spec"]["taints"]).cloned().collect();
-            let (taints, deed) = decide(&target.name, &current, &added, &removed, self.overwrite)?;
-            node["spec"]["taints"] = json!(taints);
-            if dry_run.is_client() {
-                match report.prints_objects() {
-                    true => report.print(&node, deed)?,
-                    // Printed without the dry-run suffix, as upstream does.
-                    false => println!("{} {deed}", target.display()),
+        let (resources, specs) = split_words(&self.words)?;
+        let (added, removed) = parse(&specs)?;
+        self.check(session, &resources, &added, &removed).await?;
+        let mut errors = Vec::new();
+        for target in self.nodes(session, &resources).await? {
+            let change = async {
+                let mut node = target.get(session).await?;
+                let current: Vec<Value> = list(&node["spec"]["taints"]).cloned().collect();
+                let (taints, deed) =
+                    decide(&target.name, &current, &added, &removed, self.overwrite)?;
+                // Printed without a suffix for dry runs, as upstream does.
+                let report = Report::new(&self.print, DryRunMode::None)?;
+                let taints = (!taints.is_empty()).then_some(taints);
+                if !dry_run.is_client() {
+                    let patch = json!({"spec": {"taints": taints}});
+                    let path = target.path();
+                    let sent = session.api.patch(&path, PatchType::Merge, &patch, &query);
+                    return report.print(&sent.await?, deed);
                 }
-                continue;
-            }
-            let taints = if taints.is_empty() {
-                Value::Null
-            } else {
-                json!(taints)
+                match (taints, node["spec"].as_object_mut()) {
+                    (None, Some(spec)) => drop(spec.remove("taints")),
+                    (taints, _) => node["spec"]["taints"] = json!(taints),
+                }
+                report.print(&node, deed)
             };
-            let patch = json!({"spec": {"taints": taints}});
-            let after = session
-                .api
-                .patch(&target.path(), PatchType::Merge, &patch, &query)
-                .await?;
-            report.print(&after, deed)?;
+            if let Err(error) = change.await {
+                errors.push(error);
+            }
         }
-        Ok(())
+        error::aggregate(errors)
+    }
+
+    /// The type is Node, nothing is both added and removed, and nodes are named or selected.
+    async fn check(
+        &self,
+        session: &Session,
+        resources: &[String],
+        added: &[Value],
+        removed: &[Removal],
+    ) -> Result<()> {
+        let kind = resources[0].to_lowercase();
+        let found = session.discovery.resolve(&kind).await;
+        let found = found.map_err(|error| error::Plain(error.to_string()))?;
+        if found.kind != "Node" {
+            bail!("invalid resource type {kind}, only node types are supported");
+        }
+        let mut both = Vec::new();
+        for taint in added {
+            let conflicts = removed.iter().filter(|(key, effect)| {
+                taint["key"] == key.as_str()
+                    && effect
+                        .as_ref()
+                        .is_none_or(|effect| taint["effect"] == effect.as_str())
+            });
+            both.extend(
+                conflicts.map(|(key, effect)| {
+                    format!("{key}={}", effect.as_deref().unwrap_or_default())
+                }),
+            );
+        }
+        if !both.is_empty() {
+            bail!(
+                "can not both modify and remove the following taint(s) in the same command: {}",
+                both.join(", ")
+            );
+        }
+        let has_selector = self.selector.as_ref().is_some_and(|text| !text.is_empty());
+        match (self.all, has_selector) {
+            (true, true) => {
+                bail!("setting 'all' parameter with a non empty selector is prohibited")
+            }
+            (false, false) if resources.len() < 2 => bail!(
+                "at least one resource name must be specified since 'all' parameter is not set"
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// The named nodes, all, or those that the selector matches; then names are ignored.
+    async fn nodes(&self, session: &Session, resources: &[String]) -> Result<Vec<Target>> {
+        let selector = self.selector.clone().filter(|text| !text.is_empty());
+        if !self.all && selector.is_none() {
+            let mut targets = Vec::new();
+            for name in &resources[1..] {
+                let named = match name.contains('/') {
+                    true => vec![name.clone()],
+                    false => vec!["node".to_owned(), name.clone()],
+                };
+                let selection = Selection::default();
+                targets.extend(resources::targets(session, &selection, &named, false).await?);
+            }
+            return Ok(targets);
+        }
+        let selection = Selection {
+            selector,
+            ..Selection::default()
+        };
+        resources::targets(session, &selection, &["node".to_owned()], self.all).await
     }
 }
 
+/// A key, and the effect unless all taints with the key are removed.
 type Removal = (String, Option<String>);
+
+/// The type and names, and the changes, which come last.
+fn split_words(words: &[String]) -> Result<(Vec<String>, Vec<String>)> {
+    let is_change = |word: &&String| word.contains([':', '=']) || word.ends_with('-');
+    let names: Vec<String> = words
+        .iter()
+        .take_while(|word| !is_change(word))
+        .cloned()
+        .collect();
+    let changes = words[names.len()..].to_vec();
+    if let Some(stray) = changes.iter().find(|word| !is_change(word)) {
+        bail!("all resources must be specified before taint changes: {stray}");
+    }
+    if names.is_empty() {
+        bail!("one or more resources must be specified as <resource> <name>");
+    }
+    if changes.is_empty() {
+        bail!("at least one taint update is required");
+    }
+    Ok((names, changes))
+}
 
 fn parse(words: &[String]) -> Result<(Vec<Value>, Vec<Removal>)> {
     let (mut added, mut removed) = (Vec::new(), Vec::new());
+    let usage = |message: String| error::usage("taint", message);
     for word in words {
         if let Some(spec) = word.strip_suffix('-') {
-            let (key, effect) = match spec.split_once(':') {
-                Some((key, effect)) => (key, Some(effect.to_owned())),
-                None => (spec, None),
-            };
-            let key = key.split('=').next().unwrap_or(key);
+            let (key, _, effect) = parse_one(spec).map_err(usage)?;
+            let effect = (!effect.is_empty()).then(|| effect.to_owned());
             removed.push((key.to_owned(), effect));
             continue;
         }
-        if word.matches(':').count() > 1 || word.matches('=').count() > 1 {
-            let message = format!("invalid taint spec: {word}");
-            return Err(error::usage("taint", message));
+        let (key, value, effect) = parse_one(word).map_err(usage)?;
+        if effect.is_empty() {
+            return Err(usage(format!("invalid taint spec: {word}")));
         }
-        let (pair, effect) = match word.rsplit_once(':') {
-            Some((pair, effect)) => (pair, Some(effect)),
-            None => (word.as_str(), None),
-        };
-        let name = match effect {
-            Some(_) => pair.split('=').next().unwrap_or(pair),
-            None => pair,
-        };
-        if let Some(why) = machinery::format::qualified_name(name).first() {
-            return Err(error::usage(
-                "taint",
-                format!("invalid taint spec: {word}, {why}"),
-            ));
+        let is_twice = |known: &Value| known["key"] == key && known["effect"] == effect;
+        if added.iter().any(is_twice) {
+            return Err(usage(format!(
+                "duplicated taints with the same key and effect: {{{key} {value} {effect} <nil>}}"
+            )));
         }
-        let effect = effect.unwrap_or_default();
-        if !EFFECTS.contains(&effect) {
-            return Err(error::usage(
-                "taint",
-                format!("invalid taint effect: {effect}, unsupported taint effect"),
-            ));
-        }
-        let mut taint = json!({});
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        if key.is_empty() {
-            bail!("invalid taint spec: {word}");
-        }
-        taint["key"] = json!(key);
+        let mut taint = json!({"key": key});
         if !value.is_empty() {
             taint["value"] = json!(value);
         }
         taint["effect"] = json!(effect);
-        let is_twice =
-            |known: &Value| known["key"] == taint["key"] && known["effect"] == taint["effect"];
-        if added.iter().any(is_twice) {
-            return Err(error::usage(
-                "taint",
-                format!(
-                    "duplicated taints with the same key and effect: {{{key} {value} {effect} <nil>}}"
-                ),
-            ));
-        }
         added.push(taint);
     }
     Ok((added, removed))
+}
+
+/// The key, value and effect of `KEY[=VALUE]:EFFECT` or `KEY`.
+fn parse_one(word: &str) -> Result<(&str, &str, &str), String> {
+    let invalid = || format!("invalid taint spec: {word}");
+    let check = |reasons: Vec<String>| match reasons.is_empty() {
+        true => Ok(()),
+        false => Err(format!("{}, {}", invalid(), reasons.join("; "))),
+    };
+    let parts: Vec<&str> = word.split(':').collect();
+    let (key, value, effect) = match parts[..] {
+        [key] => (key, "", ""),
+        [pair, effect] => {
+            if !EFFECTS.contains(&effect) {
+                return Err(format!(
+                    "invalid taint effect: {effect}, unsupported taint effect"
+                ));
+            }
+            let pair: Vec<&str> = pair.split('=').collect();
+            match pair[..] {
+                [key] => (key, "", effect),
+                [key, value] => (key, value, effect),
+                _ => return Err(invalid()),
+            }
+        }
+        _ => return Err(invalid()),
+    };
+    check(machinery::format::label_value(value))?;
+    check(machinery::format::qualified_name(key))?;
+    Ok((key, value, effect))
 }
 
 /// The taints after the change, and the message.
@@ -195,43 +248,42 @@ fn decide(
     let exists = added
         .iter()
         .filter(|taint| current.iter().any(|known| same(known, taint)));
-    if let (false, Some(known)) = (overwrite, exists.into_iter().next()) {
+    let exists: Vec<&str> = exists.map(|taint| str_of(&taint["key"])).collect();
+    if !overwrite && !exists.is_empty() {
         bail!(
             "node {node} already has {} taint(s) with same effect(s) and --overwrite is false",
-            str_of(&known["key"])
+            exists.join(",")
         );
-    }
-    let is_removed = |taint: &Value| {
-        removed.iter().any(|(key, effect)| {
-            taint["key"] == key.as_str()
-                && effect
-                    .as_ref()
-                    .is_none_or(|effect| taint["effect"] == effect.as_str())
-        })
-    };
-    for (key, effect) in removed {
-        let matches = |taint: &&Value| {
-            taint["key"] == key.as_str()
-                && effect
-                    .as_ref()
-                    .is_none_or(|effect| taint["effect"] == effect.as_str())
-        };
-        if !current.iter().any(|taint| matches(&taint)) {
-            match effect {
-                Some(effect) => bail!("taint \"{key}:{effect}\" not found"),
-                None => bail!("taint {key:?} not found"),
-            }
-        }
     }
     let mut taints: Vec<Value> = added.to_vec();
     let kept = current
         .iter()
-        .filter(|taint| !is_removed(taint) && !added.iter().any(|new| same(new, taint)));
+        .filter(|taint| !added.iter().any(|new| same(new, taint)));
     taints.extend(kept.cloned());
-    let deed = match (added.is_empty(), removed.is_empty()) {
-        (true, _) => "untainted",
-        (false, true) => "tainted",
-        (false, false) => "modified",
+    let is_added = taints.len() != current.len();
+    let (mut is_removed, mut errors) = (false, Vec::new());
+    for (key, effect) in removed {
+        let before = taints.len();
+        taints.retain(|taint| {
+            taint["key"] != key.as_str()
+                || effect
+                    .as_ref()
+                    .is_some_and(|effect| taint["effect"] != effect.as_str())
+        });
+        is_removed = taints.len() < before;
+        if !is_removed {
+            let effect = effect.as_ref().map(|effect| format!(":{effect}"));
+            let name = format!("{key}{}", effect.unwrap_or_default());
+            errors.push(anyhow!("taint {name:?} not found"));
+        }
+    }
+    error::aggregate(errors)?;
+    // Upstream counts the last removal only.
+    let deed = match (is_added, is_removed) {
+        _ if overwrite => "modified",
+        (true, true) => "modified",
+        (true, false) => "tainted",
+        (false, _) => "untainted",
     };
     Ok((taints, deed))
 }
@@ -267,7 +319,7 @@ mod tests {
         let current = [json!({"key": "a", "value": "x", "effect": "NoSchedule"})];
         assert!(decide("n", &current, &added[..1], &[], false).is_err());
         let (taints, deed) = decide("n", &current, &added[..1], &[], true).unwrap();
-        assert_eq!((taints[0]["value"].as_str(), deed), (Some("b"), "tainted"));
+        assert_eq!((taints[0]["value"].as_str(), deed), (Some("b"), "modified"));
         let (taints, deed) = decide("n", &current, &[], &[("a".into(), None)], false).unwrap();
         assert_eq!((taints.len(), deed), (0, "untainted"));
         assert!(decide("n", &current, &[], &[("z".into(), None)], false).is_err());

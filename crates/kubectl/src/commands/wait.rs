@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use futures::StreamExt;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::{
     args::{Files, RecursiveFiles, Selection},
@@ -174,23 +175,24 @@ impl Wait {
             (true, _) => std::time::Duration::from_secs(7 * 24 * 3600),
             (false, timeout) => timeout,
         };
-        let deadline = tokio::time::Instant::now() + timeout;
+        let deadline = Instant::now() + timeout;
         let is_for_delete = conditions
             .iter()
             .any(|condition| matches!(condition, Condition::Delete));
         let is_for_create = conditions
             .iter()
             .any(|condition| matches!(condition, Condition::Create));
-        let targets = self.targets(session, is_for_create, deadline).await?;
+        if is_for_create {
+            self.wait_for_all(session, deadline).await?;
+        }
+        let targets = self.targets(session).await?;
         if targets.is_empty() && !is_for_delete {
             bail!("no matching resources found");
         }
         let mut errors = Vec::new();
         for target in targets {
             for condition in &conditions {
-                let outcome = self
-                    .wait(session, &target, condition, deadline, is_for_create)
-                    .await;
+                let outcome = self.wait(session, &target, condition, deadline).await;
                 match outcome {
                     // There was nothing to wait for.
                     Ok(object) if object.is_null() => {}
@@ -205,13 +207,37 @@ impl Wait {
         error::aggregate(errors)
     }
 
-    /// The objects; those of a selector may still have to be created.
-    async fn targets(
-        &self,
-        session: &Session,
-        for_create: bool,
-        deadline: tokio::time::Instant,
-    ) -> Result<Vec<Target>> {
+    /// Waits until there are objects, and every named one exists. As in upstream, only one of them may be missing.
+    async fn wait_for_all(&self, session: &Session, deadline: Instant) -> Result<()> {
+        const INTERVAL: std::time::Duration = std::time::Duration::from_millis(500);
+        loop {
+            let (mut found, mut errors) = (false, Vec::new());
+            match self.targets(session).await {
+                Err(error) => errors.push(error),
+                Ok(targets) => {
+                    for target in targets {
+                        match target.get(session).await {
+                            Ok(_) => found = true,
+                            Err(error) => errors.push(error),
+                        }
+                    }
+                }
+            }
+            match errors.as_slice() {
+                [] if found => return Ok(()),
+                [] => {}
+                [one] if error::is_not_found(one) => {}
+                _ => return error::aggregate(errors),
+            }
+            if Instant::now() + INTERVAL >= deadline {
+                tokio::time::sleep_until(deadline).await;
+                bail!("timed out waiting for the condition");
+            }
+            tokio::time::sleep(INTERVAL).await;
+        }
+    }
+
+    async fn targets(&self, session: &Session) -> Result<Vec<Target>> {
         let selection = Selection {
             files: Files::from(&self.files),
             selector: self.selector.clone(),
@@ -222,14 +248,7 @@ impl Wait {
         if self.local && !self.resources.is_empty() {
             bail!(resources::LOCAL_TYPES);
         }
-        loop {
-            let targets =
-                resources::targets(session, &selection, &self.resources, self.all).await?;
-            if !targets.is_empty() || !for_create || tokio::time::Instant::now() >= deadline {
-                return Ok(targets);
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(500)).await;
-        }
+        resources::targets(session, &selection, &self.resources, self.all).await
     }
 
     async fn wait(
@@ -237,16 +256,15 @@ impl Wait {
         session: &Session,
         target: &Target,
         condition: &Condition,
-        deadline: tokio::time::Instant,
-        for_create: bool,
+        deadline: Instant,
     ) -> Result<Value> {
         let mut last = target.live.clone();
-        if let (Some(live), Condition::Create) = (&last, condition) {
-            return Ok(live.clone());
+        if let Condition::Create = condition {
+            return target.get(session).await;
         }
         // `--timeout=0`
         // An object that is gone meets `delete` even after the timeout.
-        let is_late = tokio::time::Instant::now() >= deadline;
+        let is_late = Instant::now() >= deadline;
         if is_late && matches!(condition, Condition::Delete) {
             let live = session.api.find(&target.path()).await?;
             if live.is_none() {
@@ -265,8 +283,7 @@ impl Wait {
                     }
                 }
                 // An object that does not exist will not get a condition.
-                let is_hopeless =
-                    object.is_none() && !for_create && !matches!(condition, Condition::Delete);
+                let is_hopeless = object.is_none() && !matches!(condition, Condition::Delete);
                 condition.holds(object) || is_hopeless || is_only_check
             })
             .await
@@ -285,9 +302,8 @@ impl Wait {
         }
         let outcome = tokio::time::timeout_at(deadline, found).await;
         failure?;
-        outcome.map_err(|_| match (&last, condition) {
-            (None, Condition::Create) => anyhow::anyhow!("timed out waiting for the condition"),
-            _ => anyhow::anyhow!("timed out waiting for the condition on {}", display(target)),
+        outcome.map_err(|_| {
+            anyhow::anyhow!("timed out waiting for the condition on {}", display(target))
         })??;
         match (last, condition) {
             (Some(object), _) => Ok(object),

@@ -5,12 +5,13 @@ pub(crate) mod connection;
 pub(crate) mod context;
 pub(crate) mod exec;
 mod plugin_policy;
+pub(crate) mod typed;
 mod validation;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::{
     args::Global,
@@ -154,6 +155,15 @@ pub(crate) fn load(global: &Global) -> Result<Value> {
     Ok(merged)
 }
 
+/// The same with file names as they are written, for `config view`.
+pub(crate) fn load_as_written(files: &[PathBuf]) -> Result<Value> {
+    let mut merged = json!({"apiVersion": "v1", "kind": "Config"});
+    for path in files {
+        merge(&mut merged, read_file(path)?);
+    }
+    Ok(merged)
+}
+
 /// Makes file names absolute, relative to the kubeconfig's directory.
 fn absolute(file: &mut Value, path: &Path) {
     let directory = path.parent().map(Path::to_owned).unwrap_or_default();
@@ -248,32 +258,6 @@ pub(crate) fn remove_entry(config: &mut Value, section: &str, name: &str) -> boo
     entries.len() < before
 }
 
-/// The written form: all sections, with entries sorted by name.
-pub(crate) fn normal(config: &Value) -> Value {
-    let mut out = Map::new();
-    out.insert("apiVersion".into(), json!("v1"));
-    out.insert("kind".into(), json!("Config"));
-    for (key, value) in config.as_object().into_iter().flatten() {
-        let is_empty_preferences = key == "preferences" && crate::json::is_empty(value);
-        if !is_empty_preferences {
-            out.insert(key.clone(), value.clone());
-        }
-    }
-    for (section, _) in SECTIONS {
-        let mut entries: Vec<Value> = list(&config[*section]).cloned().collect();
-        entries.sort_by_key(|entry| str_of(&entry["name"]).to_owned());
-        let entries = match entries.is_empty() {
-            true => Value::Null,
-            false => Value::Array(entries),
-        };
-        out.insert((*section).into(), entries);
-    }
-    if !out.contains_key("current-context") {
-        out.insert("current-context".into(), json!(""));
-    }
-    Value::Object(out)
-}
-
 /// Writes a file that only its owner can read, atomically.
 pub(crate) fn write_file(path: &Path, config: &Value) -> Result<()> {
     use std::{io::Write, os::unix::fs::OpenOptionsExt};
@@ -283,7 +267,7 @@ pub(crate) fn write_file(path: &Path, config: &Value) -> Result<()> {
     {
         std::fs::create_dir_all(directory)?;
     }
-    let text = crate::output::yaml::to_string(&normal(config));
+    let text = crate::output::yaml::to_string(&typed::typed(config));
     // The target of a link is replaced, not the link.
     let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mut name = target.file_name().unwrap_or_default().to_owned();
@@ -339,9 +323,9 @@ mod tests {
         let config =
             file("contexts: [{name: b, context: {}}, {name: a, context: {}}]\npreferences: {}");
         assert_eq!(
-            crate::output::yaml::to_string(&normal(&config)),
-            "apiVersion: v1\nclusters: null\ncontexts:\n- context: {}\n  name: a\n- context: {}\n  name: b\n\
-             current-context: \"\"\nkind: Config\nusers: null\n"
+            crate::output::yaml::to_string(&typed::typed(&config)),
+            "apiVersion: v1\nclusters: null\ncontexts:\n- context:\n    cluster: \"\"\n    user: \"\"\n  name: a\n\
+             - context:\n    cluster: \"\"\n    user: \"\"\n  name: b\ncurrent-context: \"\"\nkind: Config\nusers: null\n"
         );
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// The document, with its first line and a trailing newline.
+/// The document in its own key order, with its first line and a trailing newline.
 pub(crate) fn to_string(value: &Value) -> String {
     let mut out = String::from("---\n");
     node(&mut out, value, 0);
@@ -21,9 +21,7 @@ fn node(out: &mut String, value: &Value, level: usize) {
         Value::Object(map) if map.is_empty() => out.push_str("{}"),
         Value::Object(map) => {
             out.push_str("{\n");
-            let mut keys: Vec<&String> = map.keys().collect();
-            keys.sort();
-            for key in keys {
+            for (key, value) in map {
                 indent(out, level + 1);
                 if needs_quotes(key) {
                     quoted(out, key, None);
@@ -31,7 +29,7 @@ fn node(out: &mut String, value: &Value, level: usize) {
                     out.push_str(key);
                 }
                 out.push_str(": ");
-                node(out, &map[key], level + 1);
+                node(out, value, level + 1);
                 out.push_str(",\n");
             }
             indent(out, level);

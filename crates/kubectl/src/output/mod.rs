@@ -197,6 +197,15 @@ impl Printer {
         Ok(())
     }
 
+    /// The same for an object in the key order of Go's types, which JSON and KYAML keep.
+    pub(crate) fn print_typed(&self, object: &Value) -> Result<()> {
+        match self.format {
+            Format::Json | Format::Kyaml => print!("{}", self.render(object)?),
+            _ => self.print(object)?,
+        }
+        Ok(())
+    }
+
     /// The text of an object in its own key order.
     pub(crate) fn render(&self, object: &Value) -> Result<String> {
         let before = self.printed.replace(self.printed.get() + 1);

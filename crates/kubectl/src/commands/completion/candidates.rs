@@ -44,9 +44,10 @@ impl Found {
     }
 }
 
-/// The candidates for the last word. A cluster that does not answer has none.
-pub(super) async fn find(global: &Global, words: &[String]) -> Found {
-    let words = words::parse(words);
+/// The candidates for the last word. A cluster that does not answer has none. Our scripts need the part of the word
+/// before the candidate, such as `--output=`; upstream's add it themselves.
+pub(super) async fn find(global: &Global, words: &[String], has_prefix: bool) -> Found {
+    let mut words = words::parse(words);
     let mut global = global.clone();
     if words.namespace.is_some() {
         global.namespace.clone_from(&words.namespace);
@@ -71,9 +72,12 @@ pub(super) async fn find(global: &Global, words: &[String]) -> Found {
             }
         }
     }
+    drop(found.lines.splice(0..0, words.required.drain(..)));
     found.lines.retain(|line| line.starts_with(&words.typed));
-    for line in &mut found.lines {
-        line.insert_str(0, &words.prefix);
+    if has_prefix {
+        for line in &mut found.lines {
+            line.insert_str(0, &words.prefix);
+        }
     }
     found
 }

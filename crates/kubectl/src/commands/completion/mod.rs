@@ -105,10 +105,21 @@ impl Complete {
     /// Prints the candidates. Scripts of upstream's kubectl expect a number after them, which says
     /// what the shell does next; ours call `__complete --`.
     pub(crate) async fn run(self, global: &Global) -> Result<()> {
-        let found = candidates::find(global, &self.words).await;
-        found.lines.iter().for_each(|line| println!("{line}"));
         let mut given = std::env::args().skip_while(|word| !word.starts_with("__complete"));
-        let is_ours = given.nth(1).as_deref() == Some("--");
+        let has_descriptions = given.next().as_deref() != Some("__completeNoDesc");
+        let is_ours = given.next().as_deref() == Some("--");
+        let found = candidates::find(global, &self.words, is_ours).await;
+        for line in &found.lines {
+            let name = line.split('\t').next().unwrap_or_default();
+            println!(
+                "{}",
+                if has_descriptions {
+                    line.as_str()
+                } else {
+                    name
+                }
+            );
+        }
         if !is_ours {
             println!(":{}", found.directive);
             eprintln!(

@@ -1,6 +1,6 @@
 //! What the words before the cursor ask for, without asking the cluster.
 
-use clap::{Arg, Command, CommandFactory};
+use clap::{Arg, ArgAction, Command, CommandFactory};
 
 use crate::args::Cli;
 
@@ -40,6 +40,8 @@ pub(super) enum ThenWanted {
 #[derive(Debug)]
 pub(super) struct Words {
     pub wanted: Wanted,
+    /// Required flags that are not there yet; they are offered beside arguments.
+    pub required: Vec<String>,
     /// The word that is being typed.
     pub typed: String,
     /// A part of it that is not completed, such as `--output=`.
@@ -74,20 +76,31 @@ const EXPOSED: &[&str] = &[
     "replicaset",
 ];
 const FORMATS: &[&str] = &[
-    "custom-columns",
-    "custom-columns-file",
+    "json",
+    "yaml",
+    "kyaml",
+    "name",
     "go-template",
     "go-template-file",
-    "json",
+    "template",
+    "templatefile",
     "jsonpath",
     "jsonpath-as-json",
     "jsonpath-file",
-    "kyaml",
-    "name",
-    "template",
-    "templatefile",
+    "custom-columns",
+    "custom-columns-file",
     "wide",
-    "yaml",
+];
+/// Flags without which a command fails: they are completed first.
+const REQUIRED: &[(&[&str], &[&str])] = &[
+    (&["run"], &["image"]),
+    (&["scale"], &["replicas"]),
+    (&["autoscale"], &["max"]),
+    (&["create", "deployment"], &["image"]),
+    (&["create", "cronjob"], &["image", "schedule"]),
+    (&["create", "clusterrolebinding"], &["clusterrole"]),
+    (&["create", "service", "externalname"], &["external-name"]),
+    (&["kuberc", "set"], &["section"]),
 ];
 
 /// Takes the words apart.
@@ -95,6 +108,7 @@ pub(super) fn parse(words: &[String]) -> Words {
     let root = Cli::command();
     let mut parsed = Words {
         wanted: Wanted::Nothing,
+        required: Vec::new(),
         typed: String::new(),
         prefix: String::new(),
         arguments: Vec::new(),
@@ -109,9 +123,19 @@ pub(super) fn parse(words: &[String]) -> Words {
     let mut path: Vec<&str> = Vec::new();
     let mut before = before.iter();
     let mut pending = None;
+    let mut given_flags: Vec<String> = Vec::new();
     while let Some(word) = before.next() {
         if let Some((name, given)) = as_flag(word) {
             let argument = argument(&root, command, name);
+            // Flags that may be repeated are offered again.
+            let is_repeated =
+                argument.is_some_and(|one| matches!(one.get_action(), ArgAction::Append));
+            given_flags.extend(
+                argument
+                    .and_then(Arg::get_long)
+                    .filter(|_| !is_repeated)
+                    .map(ToOwned::to_owned),
+            );
             let value = match given {
                 Some(value) => Some(value.to_owned()),
                 None if argument.is_some_and(takes_value) => {
@@ -141,12 +165,18 @@ pub(super) fn parse(words: &[String]) -> Words {
         parsed.prefix = typed[..typed.len() - value.len()].to_owned();
         parsed.typed = value.to_owned();
     }
+    let required = required_flags(command, &path, &given_flags);
     parsed.wanted = match pending {
+        Some(argument) if argument.get_long() == Some("output") && path != ["get"] => Wanted::File,
         Some(argument) => of_flag(argument),
         None if inline.is_some() => Wanted::Nothing,
-        None if typed.starts_with('-') => Wanted::Given(flags(&root, command)),
+        None if typed.starts_with('-') && !required.is_empty() => Wanted::Given(required.clone()),
+        None if typed.starts_with('-') => Wanted::Given(flags(&root, command, &given_flags)),
         None => of_argument(command, &path, &parsed.arguments),
     };
+    if pending.is_none() && !typed.starts_with('-') {
+        parsed.required = required;
+    }
     parsed
 }
 
@@ -203,9 +233,8 @@ fn of_argument(command: &Command, path: &[&str], arguments: &[String]) -> Wanted
             "config",
             "use-context" | "delete-context" | "rename-context" | "set-context",
         ] => Wanted::Context,
-        ["config", "get-contexts"] => Wanted::Context,
-        ["config", "delete-cluster" | "set-cluster"] => Wanted::Cluster,
-        ["config", "delete-user" | "set-credentials"] => Wanted::User,
+        ["config", "delete-cluster"] => Wanted::Cluster,
+        ["config", "delete-user"] => Wanted::User,
         ["completion"] => given(&["bash", "zsh", "fish", "powershell"]),
         ["top", "pod"] => Wanted::Name("pods"),
         ["top", "node"] | ["drain" | "cordon" | "uncordon"] => Wanted::Name("nodes"),
@@ -227,8 +256,7 @@ fn of_argument(command: &Command, path: &[&str], arguments: &[String]) -> Wanted
             "annotate" | "debug" | "delete" | "describe" | "edit" | "explain" | "get" | "label"
             | "patch" | "wait",
         ] => objects(&[], true),
-        ["cp" | "kustomize"] => Wanted::File,
-        _ => Wanted::Nothing,
+        _ => Wanted::File,
     }
 }
 
@@ -245,22 +273,71 @@ fn subcommands(command: &Command) -> Vec<String> {
     lines
 }
 
-/// The flags in the order of their names.
-fn flags(root: &Command, command: &Command) -> Vec<String> {
-    let own = command.get_arguments().filter(|arg| !arg.is_hide_set());
+/// The global flags, then those of the command, each in the order of their names and before its letter.
+fn flags(root: &Command, command: &Command, given: &[String]) -> Vec<String> {
+    let own = command
+        .get_arguments()
+        .filter(|arg| !arg.is_hide_set() && !arg.is_global_set());
+    let mut own: Vec<FlagLine> = own.filter_map(FlagLine::new).collect();
+    own.push(FlagLine {
+        name: "help".to_owned(),
+        letter: Some('h'),
+        help: format!("help for {}", command.get_name()),
+    });
     let global = root.get_arguments().filter(|arg| arg.is_global_set());
-    let mut lines: Vec<String> = own
-        .chain(global)
-        .filter_map(|argument| {
-            let help = argument.get_help().map(ToString::to_string);
-            let long = argument.get_long()?;
-            Some(format!("--{long}\t{}", help.unwrap_or_default()))
-        })
-        .map(crate::argv::with_shown_names)
+    let is_own = |name: &str| own.iter().any(|known| known.name == name);
+    let mut global: Vec<FlagLine> = global
+        .filter_map(FlagLine::new)
+        .filter(|flag| !is_own(&flag.name))
         .collect();
-    lines.sort();
-    lines.dedup();
-    lines
+    for flags in [&mut own, &mut global] {
+        flags.retain(|flag| !given.contains(&flag.name));
+        flags.sort_by(|a, b| a.name.cmp(&b.name));
+    }
+    let lines = global.iter().chain(&own).flat_map(FlagLine::lines);
+    lines.collect()
+}
+
+/// One flag as it is shown.
+struct FlagLine {
+    name: String,
+    letter: Option<char>,
+    help: String,
+}
+
+impl FlagLine {
+    fn new(argument: &Arg) -> Option<Self> {
+        let shown = crate::argv::with_shown_names(format!("--{}", argument.get_long()?));
+        Some(Self {
+            name: shown.trim_start_matches('-').to_owned(),
+            letter: argument.get_short(),
+            help: argument
+                .get_help()
+                .map(ToString::to_string)
+                .unwrap_or_default(),
+        })
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let mut lines = vec![format!("--{}\t{}", self.name, self.help)];
+        lines.extend(
+            self.letter
+                .map(|letter| format!("-{letter}\t{}", self.help)),
+        );
+        lines
+    }
+}
+
+/// The required flags of a command that are not given.
+fn required_flags(command: &Command, path: &[&str], given: &[String]) -> Vec<String> {
+    let required = REQUIRED.iter().find(|(known, _)| *known == path);
+    let names = required.map_or(&[][..], |(_, names)| names);
+    command
+        .get_arguments()
+        .filter_map(FlagLine::new)
+        .filter(|flag| names.contains(&flag.name.as_str()) && !given.contains(&flag.name))
+        .flat_map(|flag| flag.lines())
+        .collect()
 }
 
 #[cfg(test)]
@@ -287,7 +364,8 @@ mod tests {
             ("config use-context ", Wanted::Context),
             ("--cluster ", Wanted::Cluster),
             ("apply -f ", Wanted::File),
-            ("version ", Wanted::Nothing),
+            ("version ", Wanted::File),
+            ("get --output=", given(FORMATS)),
         ] {
             assert_eq!(parsed(line).wanted, expected, "{line}");
         }
@@ -303,10 +381,7 @@ mod tests {
     fn subcommands_and_flags_are_sorted() {
         for (line, expected) in [
             ("rollout ", ["history", "pause", "restart"]),
-            (
-                "get --",
-                ["--all-namespaces", "--allow-missing-template-keys", "--as"],
-            ),
+            ("get --", ["--as", "--as-group", "--as-uid"]),
         ] {
             let Wanted::Given(found) = parsed(line).wanted else {
                 panic!("{line}")
@@ -314,5 +389,13 @@ mod tests {
             let names = found.iter().filter_map(|line| line.split('\t').next());
             assert_eq!(names.take(3).collect::<Vec<_>>(), expected);
         }
+        let Wanted::Given(found) = parsed("run --").wanted else {
+            panic!("flags are wanted")
+        };
+        assert!(
+            found.len() == 1 && found[0].starts_with("--image\t"),
+            "{found:?}"
+        );
+        assert_eq!(parsed("run --image=x ").required.len(), 0);
     }
 }

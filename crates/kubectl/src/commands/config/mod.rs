@@ -1,5 +1,6 @@
 //! `kubectl config`: kubeconfig files.
 
+mod property;
 mod view;
 
 use std::path::PathBuf;
@@ -36,7 +37,7 @@ pub(crate) enum Config {
     /// Rename a context from the kubeconfig file
     RenameContext { name: String, new_name: String },
     /// Set an individual value in a kubeconfig file
-    Set(Set),
+    Set(property::Set),
     /// Set a cluster entry in kubeconfig (--server, --certificate-authority, --tls-server-name, …)
     SetCluster(SetCluster),
     /// Set a context entry in kubeconfig (--cluster, --user, --namespace)
@@ -62,17 +63,6 @@ pub(crate) struct GetContexts {
     /// Only name is supported
     #[arg(short, long, default_value = "")]
     output: String,
-}
-
-/// Flags of `config set`.
-#[derive(Debug, Args)]
-pub(crate) struct Set {
-    /// The property, such as users.admin.token
-    property: String,
-    value: String,
-    /// The value is binary and is stored in base64
-    #[arg(long)]
-    set_raw_bytes: bool,
 }
 
 /// Flags of `config set-cluster`.
@@ -144,7 +134,7 @@ impl Config {
             Self::SetCluster(command) => command.run(global),
             Self::SetContext(command) => command.run(global),
             Self::SetCredentials(command) => command.run(global),
-            Self::Unset { property } => unset(global, &property),
+            Self::Unset { property } => property::unset(global, &property),
             Self::UseContext { name } => use_context(global, &name),
             Self::View(command) => command.run(global),
         }
@@ -316,196 +306,6 @@ fn use_context(global: &Global, name: &str) -> Result<()> {
         Ok(())
     })?;
     println!("Switched to context {name:?}.");
-    Ok(())
-}
-
-/// A property's section, entry and fields. Names may contain dots, as in
-/// `clusters.my\.name.server`.
-struct Property {
-    section: String,
-    name: String,
-    fields: Vec<String>,
-}
-
-impl Property {
-    fn parse(text: &str, config: &Value) -> Result<Self> {
-        let placeholder = '\u{1}';
-        let escaped = text.replace("\\.", &placeholder.to_string());
-        let parts: Vec<String> = escaped
-            .split('.')
-            .map(|part| part.replace(placeholder, "."))
-            .collect();
-        let section = parts[0].clone();
-        if section == "current-context" {
-            return Ok(Self {
-                section,
-                name: String::new(),
-                fields: Vec::new(),
-            });
-        }
-        if !kubeconfig::SECTIONS
-            .iter()
-            .any(|(known, _)| *known == section)
-        {
-            bail!("unable to parse {text} after [] at api.Config");
-        }
-        // An existing entry whose name contains dots is found without escapes too.
-        let known = list(&config[section.as_str()]).map(|entry| str_of(&entry["name"]));
-        let rest = parts[1..].join(".");
-        let longest = known
-            .filter(|name| rest == *name || rest.starts_with(&format!("{name}.")))
-            .max_by_key(|name| name.len());
-        match longest {
-            Some(name) => {
-                let fields = rest[name.len()..].trim_start_matches('.');
-                Ok(Self {
-                    section,
-                    name: name.to_owned(),
-                    fields: fields
-                        .split('.')
-                        .filter(|part| !part.is_empty())
-                        .map(ToOwned::to_owned)
-                        .collect(),
-                })
-            }
-            None => Ok(Self {
-                section,
-                name: parts.get(1).cloned().unwrap_or_default(),
-                fields: parts.get(2..).unwrap_or_default().to_vec(),
-            }),
-        }
-    }
-}
-
-impl Set {
-    fn run(self, global: &Global) -> Result<()> {
-        let property = Property::parse(&self.property, &merged(global)?)?;
-        let value = match self.set_raw_bytes {
-            true => json!(BASE64_STANDARD.encode(&self.value)),
-            false => match self.value.as_str() {
-                "true" => json!(true),
-                "false" => json!(false),
-                text => json!(text),
-            },
-        };
-        if property.section == "current-context" {
-            edit(&default_file(global)?, |config| {
-                config["current-context"] = json!(self.value);
-                Ok(())
-            })?;
-        } else {
-            let Some((last, path)) = property.fields.split_last() else {
-                bail!("{:?} names no field", self.property);
-            };
-            check_field(&property.section, &property.fields, &value)?;
-            edit(
-                &file_of(global, &property.section, &property.name)?,
-                |config| {
-                    let mut content = entry(config, &property.section, &property.name)
-                        .cloned()
-                        .unwrap_or_else(|| json!({}));
-                    let mut at = &mut content;
-                    for field in path {
-                        at = &mut at[field.as_str()];
-                    }
-                    at[last.as_str()] = value;
-                    set_entry(config, &property.section, &property.name, content);
-                    Ok(())
-                },
-            )?;
-        }
-        println!("Property {:?} set.", self.property);
-        Ok(())
-    }
-}
-
-/// Fields of entries, and which of them are true or false.
-const FIELDS: &[(&str, &[&str])] = &[
-    (
-        "clusters",
-        &[
-            "server",
-            "tls-server-name",
-            "insecure-skip-tls-verify",
-            "certificate-authority",
-            "certificate-authority-data",
-            "proxy-url",
-            "disable-compression",
-            "extensions",
-        ],
-    ),
-    ("contexts", &["cluster", "user", "namespace", "extensions"]),
-    (
-        "users",
-        &[
-            "client-certificate",
-            "client-certificate-data",
-            "client-key",
-            "client-key-data",
-            "token",
-            "tokenFile",
-            "as",
-            "as-uid",
-            "as-groups",
-            "as-user-extra",
-            "username",
-            "password",
-            "auth-provider",
-            "exec",
-            "extensions",
-        ],
-    ),
-];
-const SWITCHES: &[&str] = &["insecure-skip-tls-verify", "disable-compression"];
-
-/// Rejects unknown fields, which other programs would drop, and non-boolean values of switches, which make them
-/// reject the file.
-fn check_field(section: &str, fields: &[String], value: &Value) -> Result<()> {
-    let Some(first) = fields.first() else {
-        return Ok(());
-    };
-    let known = FIELDS.iter().find(|(name, _)| *name == section);
-    if known.is_some_and(|(_, known)| !known.contains(&first.as_str())) {
-        bail!("unable to parse {first:?} in {section}: there is no such field");
-    }
-    if SWITCHES.contains(&first.as_str()) && !value.is_boolean() {
-        bail!("strconv.ParseBool: parsing {value}: invalid syntax");
-    }
-    Ok(())
-}
-
-fn unset(global: &Global, text: &str) -> Result<()> {
-    let property = Property::parse(text, &merged(global)?)?;
-    if property.section == "current-context" {
-        edit(&file_of_current(global)?, |config| {
-            config["current-context"] = json!("");
-            Ok(())
-        })?;
-    } else {
-        edit(
-            &file_of(global, &property.section, &property.name)?,
-            |config| {
-                let Some((last, path)) = property.fields.split_last() else {
-                    remove_entry(config, &property.section, &property.name);
-                    return Ok(());
-                };
-                let Some(content) = entry(config, &property.section, &property.name) else {
-                    bail!("current map key `{}` is invalid", property.name);
-                };
-                let mut content = content.clone();
-                let mut at = &mut content;
-                for field in path {
-                    at = &mut at[field.as_str()];
-                }
-                if let Some(at) = at.as_object_mut() {
-                    at.remove(last);
-                }
-                set_entry(config, &property.section, &property.name, content);
-                Ok(())
-            },
-        )?;
-    }
-    println!("Property {text:?} unset.");
     Ok(())
 }
 
@@ -739,7 +539,10 @@ impl SetCredentials {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        property::{Set, unset},
+        *,
+    };
 
     fn at(path: &std::path::Path) -> Global {
         Global {

@@ -1,17 +1,19 @@
 //! `kubectl config view`
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
+use base64::{Engine, prelude::BASE64_STANDARD};
 use clap::Args;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::{
     args::Global,
+    error::io_reason,
     json::str_of,
-    kubeconfig::{self, KubeconfigFiles, entry, inner_field, read_file},
-    output::{Format, PrintFlags},
+    kubeconfig::{self, KubeconfigFiles, entry, inner_field, typed::typed},
+    output::PrintFlags,
 };
 
-use super::{merged, put_file};
+use super::merged;
 
 /// Flags of `config view`.
 #[derive(Debug, Args)]
@@ -26,82 +28,45 @@ pub(crate) struct View {
     #[arg(long)]
     raw: bool,
     /// Merge the full hierarchy of kubeconfig files
-    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
-    merge: bool,
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    merge: Option<bool>,
     #[command(flatten)]
     print: PrintFlags,
 }
 
 impl View {
     pub(crate) fn run(self, global: &Global) -> Result<()> {
-        let mut config = match self.merge {
-            true => merged(global)?,
-            false => match KubeconfigFiles::new(global).default_file() {
-                Some(path) => read_file(path)?,
-                None => json!({}),
-            },
-        };
+        let files = KubeconfigFiles::new(global);
+        if self.merge == Some(false) && !files.is_explicit {
+            bail!("if merge==false a precise file must be specified");
+        }
+        let printer = self.print.printer()?;
+        if let (true, Some(path)) = (files.is_explicit, files.files.first())
+            && !path.exists()
+            && self.merge == Some(false)
+        {
+            bail!("open {}: no such file or directory", path.display());
+        }
+        let mut config = kubeconfig::load_as_written(&files.files)?;
         if self.minify {
             config = minified(&config, global)?;
         }
         if self.flatten {
-            flatten(&mut config)?;
+            flatten(&mut config, &merged(global)?)?;
         }
         // `--flatten` embeds the contents of files: they are shown, so that the result is usable.
         if !self.raw && !self.flatten {
             redact(&mut config);
         }
-        let config = kubeconfig::normal(&config);
-        match self.print.printer()? {
-            Some(printer) if matches!(printer.format, Format::Json) => {
-                print!("{}", printer.render(&typed(&config))?);
-                Ok(())
-            }
-            Some(printer) => printer.print(&config),
+        let config = typed(&config);
+        match printer {
+            Some(printer) => printer.print_typed(&config),
             None => {
                 print!("{}", crate::output::yaml::to_string(&config));
                 Ok(())
             }
         }
     }
-}
-
-/// The config in the order of Go's types.
-fn typed(config: &Value) -> Value {
-    const TOP: &[&str] = &[
-        "kind",
-        "apiVersion",
-        "clusters",
-        "users",
-        "contexts",
-        "current-context",
-    ];
-    let mut out = Map::new();
-    for key in TOP.iter().filter(|key| config.get(**key).is_some()) {
-        let mut value = config[*key].clone();
-        let inner = inner_field(key);
-        for entry in value.as_array_mut().into_iter().flatten() {
-            let fields = field_order(key, &entry[inner]);
-            *entry = json!({"name": entry["name"], inner: fields});
-        }
-        out.insert((*key).to_owned(), value);
-    }
-    Value::Object(out)
-}
-
-/// The fields of an entry in the order that they are declared in.
-fn field_order(section: &str, content: &Value) -> Value {
-    let Some(content) = content.as_object() else {
-        return content.clone();
-    };
-    let known = super::FIELDS.iter().find(|(name, _)| *name == section);
-    let known = known.map_or(&[][..], |(_, fields)| fields);
-    let mut sorted: Vec<(&String, &Value)> = content.iter().collect();
-    sorted.sort_by_key(|(key, _)| known.iter().position(|one| one == key));
-    let fields = sorted.into_iter();
-    fields
-        .map(|(key, value)| (key.clone(), value.clone()))
-        .collect()
 }
 
 /// Only what the current context uses.
@@ -123,27 +88,38 @@ fn minified(config: &Value, global: &Global) -> Result<Value> {
         ("clusters", str_of(&context["cluster"])),
         ("users", str_of(&context["user"])),
     ] {
+        if !name.is_empty() && entry(config, section, name).is_none() {
+            bail!("cannot locate {} {name}", inner_field(section));
+        }
         if let Some(entries) = out[section].as_array_mut() {
-            entries.retain(|entry| entry["name"] == name);
+            entries.retain(|entry| entry["name"] == name && !name.is_empty());
         }
     }
     Ok(out)
 }
 
-/// Embeds certificates and keys from files.
-fn flatten(config: &mut Value) -> Result<()> {
+/// Embeds certificates and keys from files, whose absolute names are those of `resolved`.
+fn flatten(config: &mut Value, resolved: &Value) -> Result<()> {
     for (section, field) in [
-        ("clusters", "certificate-authority"),
         ("users", "client-certificate"),
         ("users", "client-key"),
+        ("clusters", "certificate-authority"),
     ] {
         let inner = inner_field(section);
-        for entry in config[section].as_array_mut().into_iter().flatten() {
-            let path = str_of(&entry[inner][field]).to_owned();
-            let Some(content) = entry[inner].as_object_mut().filter(|_| !path.is_empty()) else {
+        for one in config[section].as_array_mut().into_iter().flatten() {
+            let path = entry(resolved, section, str_of(&one["name"]));
+            let path = path.map_or("", |content| str_of(&content[field]));
+            let Some(content) = one[inner].as_object_mut().filter(|_| !path.is_empty()) else {
                 continue;
             };
-            put_file(content, field, &path, true)?;
+            let data = format!("{field}-data");
+            if content.get(&data).is_some_and(|data| *data != "") {
+                bail!("cannot have values for both path and contents");
+            }
+            let bytes = std::fs::read(path)
+                .map_err(|error| anyhow!("open {path}: {}", io_reason(&error)))?;
+            content.insert(data, json!(BASE64_STANDARD.encode(bytes)));
+            content.remove(field);
         }
     }
     Ok(())

@@ -229,6 +229,9 @@ fn unreadable(path: &str, error: &std::io::Error) -> anyhow::Error {
 
 /// Lines of `KEY=VALUE`; a key alone takes its value from the environment.
 fn env_entries(file: &str) -> Result<Entries> {
+    if Path::new(file).is_dir() {
+        bail!("env config file cannot be a directory");
+    }
     let text = std::fs::read_to_string(file).map_err(|error| unreadable(file, &error))?;
     let mut entries = Entries::new();
     for line in text.trim_start_matches('\u{feff}').lines() {
@@ -240,6 +243,9 @@ fn env_entries(file: &str) -> Result<Entries> {
             Some((key, value)) => (key, value.to_owned()),
             None => (line, std::env::var(line).unwrap_or_default()),
         };
+        if let Some(why) = super::super::set::invalid_variable_name(key) {
+            bail!("{key:?} is not a valid key name: {why}");
+        }
         entries.push((key.to_owned(), value.into_bytes()));
     }
     Ok(entries)
@@ -353,14 +359,19 @@ impl Generic {
 impl DockerRegistry {
     fn object(&self) -> Result<Value> {
         const KEY: &str = ".dockerconfigjson";
-        let config = match self.from_file.first() {
-            Some(source) => {
-                let (_, path) = source.split_once('=').unwrap_or((KEY, source));
-                std::fs::read(path).map_err(|error| unreadable(path, &error))?
-            }
-            None => self.config()?,
-        };
-        let data = encoded(vec![(KEY.to_owned(), config)]);
+        let mut entries = Entries::new();
+        for source in &self.from_file {
+            let source = match source.contains('=') {
+                true => source.clone(),
+                false => format!("{KEY}={source}"),
+            };
+            add_all(&mut entries, file_entries(&source)?, &Owner::Secret)?;
+        }
+        if entries.is_empty() {
+            entries.push((KEY.to_owned(), self.config()?));
+        }
+        entries.sort();
+        let data = encoded(entries);
         Ok(secret(
             &self.name,
             "kubernetes.io/dockerconfigjson",

@@ -236,7 +236,8 @@ impl Common {
     /// Creates what a generator made.
     async fn create(&self, session: &Session, generated: Generated) -> Result<()> {
         self.validate.parameter()?;
-        let Generated { mut object, noun } = generated;
+        let Generated { object, noun } = generated;
+        let mut object = crate::merge::typed(&object);
         let report = Report::new(&self.print, self.dry_run.mode()?)?;
         let (version, kind) = (
             str_of(&object["apiVersion"]).to_owned(),
@@ -376,16 +377,19 @@ pub(super) fn unique_names(names: Vec<String>) -> Vec<String> {
 
 /// `KEY=VALUE,…` as a map.
 pub(super) fn pairs(text: &str) -> Result<Value> {
+    if text.is_empty() {
+        bail!("no label spec passed");
+    }
     let mut map = serde_json::Map::new();
-    for pair in text.split(',').filter(|pair| !pair.is_empty()) {
+    for pair in text.split(',') {
         match pair.split_once('=') {
-            Some((key, value)) if !key.is_empty() => {
-                map.insert(key.to_owned(), json!(value));
-            }
-            _ => bail!("unexpected label spec: {pair}"),
+            Some((_, value)) if value.contains('=') => bail!("unexpected label spec: {pair}"),
+            Some(("", _)) => bail!("unexpected empty label key"),
+            Some((key, value)) => drop(map.insert(key.to_owned(), json!(value))),
+            None => bail!("unexpected label spec: {pair}"),
         }
     }
-    Ok(Value::Object(map))
+    Ok(crate::json::sorted(&Value::Object(map)))
 }
 
 /// A number if it is one, else a string.

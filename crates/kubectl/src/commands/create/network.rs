@@ -136,7 +136,8 @@ impl Ports {
 }
 
 fn port(text: &str) -> Result<Value> {
-    let (port, target) = text.split_once(':').unwrap_or((text, text));
+    let mut parts = text.split(':');
+    let port = parts.next().unwrap_or_default();
     let number: u16 = port.parse().map_err(|error: std::num::ParseIntError| {
         let why = match error.kind() {
             std::num::IntErrorKind::PosOverflow => "value out of range",
@@ -144,13 +145,25 @@ fn port(text: &str) -> Result<Value> {
         };
         anyhow::anyhow!("strconv.ParseUint: parsing {port:?}: {why}")
     })?;
-    let target = match int_or_string(target) {
-        Value::String(name) if name.is_empty() => bail!("invalid port {text:?}"),
-        target => target,
+    let target = match parts.next() {
+        None => json!(number),
+        Some(target) => target_port(target)?,
     };
     Ok(
         json!({"name": text.replace(':', "-"), "protocol": "TCP", "port": number, "targetPort": target}),
     )
+}
+
+/// The number or name of a container's port.
+fn target_port(text: &str) -> Result<Value> {
+    let (target, why) = match text.parse::<i64>() {
+        Ok(number) => (json!(number), machinery::format::port_number(number)),
+        Err(_) => (json!(text), machinery::format::port_name(text)),
+    };
+    match why.is_empty() {
+        true => Ok(target),
+        false => bail!(why.join(",")),
+    }
 }
 
 /// Flags of `create ingress`.
@@ -196,7 +209,14 @@ impl Ingress {
         if let Some(class) = self.class.as_ref().filter(|class| !class.is_empty()) {
             spec["ingressClassName"] = json!(class);
         }
-        if let Some(service) = &self.default_backend {
+        if let Some(service) = self
+            .default_backend
+            .as_ref()
+            .filter(|text| !text.is_empty())
+        {
+            if service.split(':').count() != 2 {
+                bail!("default-backend should be in format servicename:serviceport");
+            }
             spec["defaultBackend"] = backend(service).map_err(|_| {
                 anyhow::anyhow!("default-backend should be in format servicename:serviceport")
             })?;
@@ -233,16 +253,23 @@ fn backend(text: &str) -> Result<Value> {
     Ok(json!({"service": {"name": name, "port": port}}))
 }
 
+/// Adds a rule. As in upstream the second part after a comma sets TLS whatever its name is, and more than two parts do
+/// not.
 fn add_rule(text: &str, rules: &mut Vec<Value>, tls: &mut Vec<Value>) -> Result<()> {
-    let (rule, secret) = match text.split_once(',') {
-        Some((rule, rest)) => {
-            let secret = rest.strip_prefix("tls").context("only tls may follow")?;
-            (rule, Some(secret.strip_prefix('=').unwrap_or_default()))
-        }
-        None => (text, None),
+    let form = regex::Regex::new(r"^[\w*.-]*/.*=[\w-]+:[\w-]+")?;
+    if !form.is_match(text) {
+        bail!("not a rule");
+    }
+    let parts: Vec<&str> = text.split(',').collect();
+    let rule = parts.first().copied().unwrap_or_default();
+    let secret = match parts[..] {
+        [_, option] => Some(option.split('=').nth(1).unwrap_or_default()),
+        _ => None,
     };
     let (host, rest) = rule.split_once('/').context("no path")?;
-    let (path, service) = rest.split_once('=').context("no service")?;
+    let mut rest = rest.split('=');
+    let path = rest.next().unwrap_or_default();
+    let service = rest.next().context("no service")?;
     let path = format!("/{path}");
     let (path, kind) = match path.strip_suffix('*') {
         Some(prefix) => (prefix.to_owned(), "Prefix"),
@@ -324,13 +351,7 @@ mod tests {
             tls,
             [json!({"hosts": ["a.com", "b.com"], "secretName": "s"})]
         );
-        for bad in [
-            "a.com",
-            "a.com/x",
-            "a.com/x=svc",
-            "a.com/x=svc:",
-            "a.com/x=svc:80,x",
-        ] {
+        for bad in ["a.com", "a.com/x", "a.com/x=svc", "a.com/x=svc:"] {
             assert!(add_rule(bad, &mut rules, &mut tls).is_err(), "{bad}");
         }
     }

@@ -61,14 +61,11 @@ impl Quota {
             .flat_map(|hard| hard.split(','))
             .filter(|pair| !pair.is_empty())
         {
-            let Some((resource, quantity)) = pair.split_once('=') else {
+            let parts: Vec<&str> = pair.split('=').collect();
+            let [resource, quantity] = parts[..] else {
                 bail!("Invalid argument syntax {pair}, expected <resource>=<value>");
             };
-            if quantity.parse::<machinery::quantity::Quantity>().is_err() {
-                bail!(
-                    "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
-                );
-            }
+            quantity.parse::<machinery::quantity::Quantity>()?;
             spec["hard"][resource] = json!(quantity);
         }
         if let Some(scopes) = self.scopes.as_ref().filter(|scopes| !scopes.is_empty()) {
@@ -122,9 +119,11 @@ impl PodDisruptionBudget {
         if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
             bail!("invalid format specified for {flag}");
         }
-        let parsed = crate::json::label_selector(selector).map_err(|error| {
+        let terms = crate::json::selector(selector);
+        terms.map_err(|error| {
             anyhow::anyhow!("couldn't parse the selector string {selector:?}: {error}")
         })?;
+        let parsed = crate::json::label_selector(selector)?;
         let spec = json!({field: int_or_string(amount), "selector": parsed});
         let object = json!({
             "kind": "PodDisruptionBudget", "apiVersion": "policy/v1", "metadata": {"name": self.name}, "spec": spec,

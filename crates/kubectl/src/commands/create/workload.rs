@@ -50,13 +50,14 @@ impl Deployment {
             if !self.command.is_empty() {
                 container["command"] = json!(self.command);
             }
-            if self.port >= 0 {
-                container["ports"] = json!([{"containerPort": self.port}]);
-            }
             container["resources"] = json!({});
             container
         };
-        let containers: Vec<Value> = images.into_iter().zip(names).map(container).collect();
+        let mut containers: Vec<Value> = images.into_iter().zip(names).map(container).collect();
+        // The port is that of the first container.
+        if let (Some(first), true) = (containers.first_mut(), self.port >= 0) {
+            first["ports"] = json!([{"containerPort": self.port}]);
+        }
         let labels = json!({"app": self.name});
         let object = json!({
             "kind": "Deployment", "apiVersion": "apps/v1",

@@ -2,7 +2,7 @@
 
 use std::io::BufRead;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ use crate::{
     session::Session,
 };
 
-use super::{Common, each_container, env_values, is_selected, pod_spec, split_words};
+use super::{Common, Subject, Words, each_container, env_values, is_selected, pod_spec};
 
 /// Flags of `set env`.
 #[derive(Debug, Args)]
@@ -51,151 +51,150 @@ pub(super) struct Env {
 
 impl Env {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
-        let is_pair = |word: &String| split_words(std::slice::from_ref(word)).0.is_empty();
-        let first = self.words.iter().position(is_pair);
-        let is_late = |first: usize| {
-            self.words[first..]
-                .iter()
-                .any(|word| !is_pair(word) && word != "-")
-        };
-        if first.is_some_and(is_late) {
-            bail!(
-                "all resources must be specified before environment changes: {}",
-                self.words.join(" ")
-            );
-        }
-        let (names, pairs) = split_words(&self.words);
-        let mut names = names;
-        let mut pairs: Vec<String> = pairs.into_iter().chain(self.env.clone()).collect();
-        if names.last().is_some_and(|word| word == "-") {
-            names.pop();
-            pairs.extend(
-                std::io::stdin()
-                    .lock()
-                    .lines()
-                    .collect::<Result<Vec<_>, _>>()?,
-            );
-        }
         let selection = Selection::from(&self.selection);
+        self.common.check_all(&selection)?;
+        let (names, pairs) = split_words(&self.words)?;
+        self.common.check_flags()?;
+        self.check(&selection, &names)?;
+        let pairs: Vec<String> = self.env.iter().cloned().chain(pairs).collect();
+        let (mut set, removed) = parse(&pairs)?;
+        if let Some(from) = self.from.as_ref().filter(|from| !from.is_empty()) {
+            set.extend(self.object_variables(session, &selection, from).await?);
+        }
+        for variable in &mut set {
+            variable["name"] = json!(format!("{}{}", self.prefix, str_of(&variable["name"])));
+        }
+        let objects = self.common.objects(session, &selection, &names).await?;
+        if self.list {
+            return self.show(session, objects, (&set, &removed)).await;
+        }
+        let change = |object: &mut Value, _: &mut Vec<anyhow::Error>| {
+            let update = |container: &mut Value| self.update(container, &set, &removed);
+            let found = each_container(object, |name| is_selected(name, &self.containers), update)?;
+            if found == 0 {
+                self.warn_of_no_containers(object);
+            }
+            Ok(true)
+        };
+        let words = Words {
+            deed: "env updated",
+            failure: "failed to patch env update to pod template:",
+            skips_unchanged: true,
+        };
+        self.common.change(session, objects, &words, change).await
+    }
+
+    fn check(&self, selection: &Selection, names: &[String]) -> Result<()> {
         self.common.check_local()?;
-        if names.is_empty() && selection.files.is_empty() {
+        if names.is_empty() && selection.files.filename.is_empty() {
             bail!(
                 "one or more resources must be specified as <resource> <name> or <resource>/<name>"
             );
         }
-        if self.list && self.common.print.output.is_some() {
+        if self.list
+            && self
+                .common
+                .print
+                .output
+                .as_ref()
+                .is_some_and(|text| !text.is_empty())
+        {
             bail!("--list and --output may not be specified together");
         }
-        super::check_names(&names, &selection, &self.common)?;
-        super::refuse_stray_words(&names)?;
-        if !self.keys.is_empty() && self.from.is_none() {
+        if !self.keys.is_empty() && self.from.as_ref().is_none_or(String::is_empty) {
             bail!("when specifying --keys, a configmap or secret must be provided with --from");
-        }
-        let (mut set, removed) = parse(&pairs)?;
-        if let Some(from) = &self.from {
-            set.extend(self.object_variables(session, from).await?);
-        }
-        if self.list {
-            return self
-                .show(session, (&selection, &names), (&set, &removed))
-                .await;
-        }
-        let change = |object: &mut Value| {
-            let before = object.clone();
-            let found = each_container(
-                object,
-                &self.containers,
-                &["containers", "initContainers"],
-                |container| self.update(container, &set, &removed),
-            );
-            let found = found.map_err(|error| match error.downcast_ref::<Taken>() {
-                Some(taken) => anyhow::anyhow!("{} {taken}", super::plural_name(object)),
-                None => error,
-            })?;
-            if found == 0 {
-                self.warn_of_no_containers(object);
-            }
-            Ok(found > 0 && *object != before)
-        };
-        let failure = "failed to patch env update to pod template:";
-        self.common
-            .change(
-                session,
-                (&selection, &names),
-                ("env updated", failure),
-                change,
-            )
-            .await
-    }
-
-    fn update(&self, container: &mut Value, set: &[Value], removed: &[String]) -> Result<()> {
-        if !container["env"].is_array() {
-            container["env"] = json!([]);
-        }
-        let Some(env) = container.pointer_mut("/env").and_then(Value::as_array_mut) else {
-            return Ok(());
-        };
-        for variable in set {
-            match env
-                .iter_mut()
-                .find(|known| known["name"] == variable["name"])
-            {
-                Some(known) if !self.overwrite && known["value"] != variable["value"] => {
-                    return Err(Taken {
-                        name: str_of(&known["name"]).to_owned(),
-                        value: str_of(&known["value"]).to_owned(),
-                    }
-                    .into());
-                }
-                Some(known) => *known = variable.clone(),
-                None => env.push(variable.clone()),
-            }
-        }
-        env.retain(|known| !removed.iter().any(|name| known["name"] == name.as_str()));
-        if env.is_empty()
-            && let Some(container) = container.as_object_mut()
-        {
-            container.remove("env");
         }
         Ok(())
     }
 
-    /// References to every key of a config map or secret.
-    async fn object_variables(&self, session: &Session, from: &str) -> Result<Vec<Value>> {
-        let (kind, name) = from
-            .split_once('/')
-            .context("--from takes configmap/NAME or secret/NAME")?;
-        let resource = session.discovery.resolve(kind).await?;
-        let field = match resource.kind.as_str() {
-            "ConfigMap" => "configMapKeyRef",
-            "Secret" => "secretKeyRef",
-            _ => bail!("unsupported resource specified in --from"),
-        };
-        let object = session
-            .api
-            .get(&resource.object(&session.namespace, name))
-            .await?;
-        let keys = entries(&object["data"]).into_iter().map(|(key, _)| key);
-        let wanted =
-            |key: &&str| self.keys.is_empty() || self.keys.iter().any(|wanted| wanted == key);
-        let variable = |key: &str| {
-            let name = variable_name(key);
-            if name != key {
-                eprintln!("Warning: key {key} transferred to {name}");
+    /// Sets and removes variables. Of a variable that is given twice, the first value counts.
+    fn update(&self, container: &mut Value, set: &[Value], removed: &[String]) -> Result<()> {
+        let existing: Vec<Value> = list(&container["env"]).cloned().collect();
+        let named = |name: &Value| set.iter().find(|given| given["name"] == *name);
+        if !self.overwrite {
+            for given in set {
+                let known = existing.iter().find(|known| known["name"] == given["name"]);
+                if let Some(known) = known
+                    && str_of(&known["value"]) != str_of(&given["value"])
+                {
+                    let (name, value) = (str_of(&known["name"]), str_of(&known["value"]));
+                    bail!("'{name}' already has a value ({value}), and --overwrite is false");
+                }
             }
-            let name = format!("{}{name}", self.prefix);
-            json!({"name": name, "valueFrom": {field: {"key": key, "name": str_of(&object["metadata"]["name"])}}})
+        }
+        let mut covered: Vec<String> = removed.to_vec();
+        let mut env = Vec::new();
+        for known in &existing {
+            let name = str_of(&known["name"]);
+            if covered.iter().any(|covered| covered == name) {
+                continue;
+            }
+            match named(&known["name"]) {
+                Some(newer) => {
+                    covered.push(name.to_owned());
+                    env.push(newer.clone());
+                }
+                None => env.push(known.clone()),
+            }
+        }
+        for given in set {
+            let name = str_of(&given["name"]);
+            if !covered.iter().any(|covered| covered == name) {
+                covered.push(name.to_owned());
+                env.push(given.clone());
+            }
+        }
+        match (env.is_empty(), container.as_object_mut()) {
+            (true, Some(container)) => drop(container.remove("env")),
+            _ => container["env"] = Value::Array(env),
+        }
+        Ok(())
+    }
+
+    /// References to every key of a config map or secret; with `--local`, of those in the files.
+    async fn object_variables(
+        &self,
+        session: &Session,
+        selection: &Selection,
+        from: &str,
+    ) -> Result<Vec<Value>> {
+        let names = [from.to_owned()];
+        let objects = match self.common.local {
+            true => self.common.objects(session, selection, &[]).await?,
+            false => {
+                let selection = Selection::default();
+                self.common.objects(session, &selection, &names).await?
+            }
         };
-        Ok(keys.filter(wanted).map(variable).collect())
+        let mut variables = Vec::new();
+        for (_, object) in &objects {
+            let field = match str_of(&object["kind"]) {
+                "ConfigMap" => "configMapKeyRef",
+                "Secret" => "secretKeyRef",
+                _ => bail!("unsupported resource specified in --from"),
+            };
+            let keys = entries(&object["data"]).into_iter().map(|(key, _)| key);
+            for key in
+                keys.filter(|key| self.keys.is_empty() || self.keys.iter().any(|one| one == key))
+            {
+                let name = variable_name(key);
+                if name != key {
+                    eprintln!("Warning: key {key} transferred to {name}");
+                }
+                let source = json!({"name": str_of(&object["metadata"]["name"]), "key": key});
+                variables.push(json!({"name": name, "valueFrom": {field: source}}));
+            }
+        }
+        Ok(variables)
     }
 
     async fn show(
         &self,
         session: &Session,
-        (selection, names): (&Selection, &[String]),
+        objects: Vec<Subject>,
         (set, removed): (&[Value], &[String]),
     ) -> Result<()> {
-        for (_, mut object) in self.common.objects(session, selection, names).await? {
+        for (_, mut object) in objects {
             let whole = object.clone();
             let kind = str_of(&whole["kind"]);
             let name = str_of(&whole["metadata"]["name"]);
@@ -258,58 +257,65 @@ impl Env {
     }
 }
 
-/// A variable that may not be overwritten.
-#[derive(Debug)]
-struct Taken {
-    name: String,
-    value: String,
-}
-
-impl std::fmt::Display for Taken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { name, value } = self;
-        write!(
-            f,
-            "'{name}' already has a value ({value}), and --overwrite is false"
-        )
+/// The types and names, and the variables, which come last.
+fn split_words(words: &[String]) -> Result<(Vec<String>, Vec<String>)> {
+    let is_variable =
+        |word: &&String| word.find('=').is_some_and(|at| at > 0) || word.ends_with('-');
+    let count = words.iter().take_while(|word| !is_variable(word)).count();
+    let (names, pairs) = words.split_at(count);
+    if !pairs.iter().all(|word| is_variable(&word)) {
+        bail!(
+            "all resources must be specified before environment changes: {}",
+            words.join(" ")
+        );
     }
+    Ok((names.to_vec(), pairs.to_vec()))
 }
 
-impl std::error::Error for Taken {}
-
-/// Variables to set, and names to remove.
+/// Variables to set, and names to remove; `-` reads variables from standard input.
 fn parse(pairs: &[String]) -> Result<(Vec<Value>, Vec<String>)> {
-    let (mut set, mut removed) = (Vec::new(), Vec::new());
-    for pair in pairs
-        .iter()
-        .map(|pair| pair.trim())
-        .filter(|pair| !pair.is_empty() && !pair.starts_with('#'))
-    {
+    let (mut set, mut removed, mut given) = (Vec::new(), Vec::new(), Vec::new());
+    for pair in pairs {
         match pair.split_once('=') {
-            Some((name, value)) if !name.is_empty() => {
+            _ if pair == "-" => {
+                let lines = std::io::stdin().lock().lines();
+                set.extend(from_lines(&lines.collect::<Result<Vec<_>, _>>()?));
+            }
+            Some((name, value)) => {
                 if let Some(why) = invalid_name(name) {
                     bail!("{name:?} is not a valid key name: {why}");
                 }
-                set.push(json!({"name": name, "value": value}))
+                given.push(name);
+                set.push(json!({"name": name, "value": value}));
             }
-            None if pair.ends_with('-') => removed.push(pair.trim_end_matches('-').to_owned()),
-            _ => bail!("invalid environment variable {pair:?}: expected KEY=VALUE or KEY-"),
+            None => match pair.strip_suffix('-') {
+                Some(name) => removed.push(name.to_owned()),
+                None => bail!("unknown environment variable: {pair}"),
+            },
         }
     }
-    if let Some(both) = removed
-        .iter()
-        .find(|name| set.iter().any(|known| known["name"] == name.as_str()))
-    {
-        bail!("can not both modify and remove the environment variable {both} in the same command");
+    if removed.iter().any(|name| given.contains(&name.as_str())) {
+        bail!("can not both modify and remove the same environment variable in the same command");
     }
     Ok((set, removed))
 }
 
+/// The variables of lines; text after `#` is a comment.
+fn from_lines(lines: &[String]) -> Vec<Value> {
+    let pair = |line: &String| {
+        let line = line.split('#').next().unwrap_or_default();
+        let (name, value) = line.split_once('=')?;
+        Some(json!({"name": name, "value": value}))
+    };
+    lines.iter().filter_map(pair).collect()
+}
+
 /// Why a variable cannot have this name. The server allows more than kubectl.
-fn invalid_name(name: &str) -> Option<String> {
+pub(super) fn invalid_name(name: &str) -> Option<String> {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
-    let is_valid =
-        !name.starts_with(|first: char| first.is_ascii_digit()) && name.chars().all(is_allowed);
+    let is_valid = !name.is_empty()
+        && !name.starts_with(|first: char| first.is_ascii_digit())
+        && name.chars().all(is_allowed);
     (!is_valid).then(|| {
         machinery::format::pattern_message(
             "a valid environment variable name must consist of alphabetic characters, digits, '_', '-', or '.', and must not \

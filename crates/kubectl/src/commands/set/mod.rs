@@ -8,7 +8,7 @@ mod selector;
 mod serviceaccount;
 mod subject;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
@@ -83,6 +83,19 @@ pub(super) struct Common {
     pub dry_run: DryRun,
 }
 
+/// An object to change, and where it came from unless it is local.
+pub(super) type Subject = (Option<Target>, Value);
+
+/// The words of one `set` command.
+pub(super) struct Words {
+    /// `image updated`
+    pub deed: &'static str,
+    /// The prefix of the server's errors; without one, errors do not name the object.
+    pub failure: &'static str,
+    /// Whether unchanged objects are neither sent nor printed.
+    pub skips_unchanged: bool,
+}
+
 impl Common {
     /// `--local` never asks the server, not even for a dry run.
     pub(super) fn check_local(&self) -> Result<()> {
@@ -90,6 +103,18 @@ impl Common {
             bail!("cannot specify --local and --dry-run=server - did you mean --dry-run=client?");
         }
         Ok(())
+    }
+
+    /// `--all` and a selector exclude each other.
+    pub(super) fn check_all(&self, selection: &Selection) -> Result<()> {
+        let has_selector = selection
+            .selector
+            .as_ref()
+            .is_some_and(|text| !text.is_empty());
+        match self.all && has_selector {
+            true => bail!("cannot set --all and --selector at the same time"),
+            false => Ok(()),
+        }
     }
 
     /// `--local` reads files only.
@@ -100,22 +125,30 @@ impl Common {
         Ok(())
     }
 
+    /// Flags that are checked before objects are read.
+    pub(super) fn check_flags(&self) -> Result<()> {
+        self.dry_run.mode()?;
+        self.print.printer().map(drop)
+    }
+
     /// The objects with their current state.
     pub(super) async fn objects(
         &self,
         session: &Session,
         selection: &Selection,
         words: &[String],
-    ) -> Result<Vec<(Option<Target>, Value)>> {
+    ) -> Result<Vec<Subject>> {
         if self.local {
-            let manifests = manifest::read(&selection.files).await?;
-            return Ok(manifests
-                .into_iter()
-                .map(|manifest| (None, manifest.object))
-                .collect());
-        }
-        if self.all && selection.selector.is_some() {
-            bail!("cannot set --all and --selector at the same time");
+            if selection.files.is_empty() {
+                bail!(targets::NOTHING);
+            }
+            let mut objects = Vec::new();
+            for manifest in manifest::read(&selection.files).await? {
+                let object = crate::merge::decoded(&manifest.object)
+                    .with_context(|| format!("unable to decode {:?}", manifest.source))?;
+                objects.push((None, object));
+            }
+            return Ok(objects);
         }
         let (mut objects, mut errors) = (Vec::new(), Vec::new());
         for target in targets::targets(session, selection, words, self.all).await? {
@@ -124,7 +157,7 @@ impl Common {
                 false => target.get(session).await,
             };
             match object {
-                Ok(object) => objects.push((Some(target), object)),
+                Ok(object) => objects.push((Some(target), crate::merge::typed(&object))),
                 Err(error) => errors.push(error),
             }
         }
@@ -132,30 +165,45 @@ impl Common {
         Ok(objects)
     }
 
-    /// Changes every object and reports it, unless `change` returns that there is nothing to report. `failure`
-    /// is the prefix of the server's errors.
+    /// Changes every object and reports it, unless `change` returns that there is nothing to report. What it adds
+    /// to the list are errors that leave the rest of the change in force.
     pub(super) async fn change(
         &self,
         session: &Session,
-        (selection, words): (&Selection, &[String]),
-        (deed, failure): (&str, &str),
-        change: impl Fn(&mut Value) -> Result<bool>,
+        objects: Vec<Subject>,
+        words: &Words,
+        change: impl Fn(&mut Value, &mut Vec<anyhow::Error>) -> Result<bool>,
     ) -> Result<()> {
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
-        let mut query: Query = vec![("fieldManager", self.field_manager.clone())];
-        query.extend(dry_run.parameter());
         let mut errors = Vec::new();
-        for (target, before) in self.objects(session, selection, words).await? {
-            let changed = self
-                .change_one(session, target.as_ref(), &before, dry_run, &query, &change)
-                .await;
-            match changed {
-                Ok(Some(after)) => report.print(&after, deed)?,
-                Ok(None) => {}
+        let changed: Vec<(Subject, Result<Option<Value>>)> = objects
+            .into_iter()
+            .map(|(target, before)| {
+                let mut after = before.clone();
+                let result = change(&mut after, &mut errors).map(|is_changed| {
+                    session.record(&mut after);
+                    is_changed.then(|| crate::merge::typed(&after))
+                });
+                ((target, before), result)
+            })
+            .collect();
+        for ((target, before), result) in changed {
+            let sent = match result {
+                Ok(None) => continue,
+                Ok(Some(after)) if words.skips_unchanged && after == before => continue,
+                Ok(Some(after)) => self.send(session, target.as_ref(), &before, after).await,
+                Err(error) if words.failure.is_empty() => Err(error),
+                Err(error) => {
+                    let name = object_name(target.as_ref(), &before);
+                    Err(anyhow!("error: {name} {error}\n"))
+                }
+            };
+            match sent {
+                Ok(after) => report.say_typed(&after, words.deed)?,
                 Err(error) => errors.push(match error.downcast_ref::<error::ServerError>() {
-                    Some(error::ServerError(status)) if !failure.is_empty() => {
-                        anyhow::anyhow!("{failure} {}", status.message)
+                    Some(error::ServerError(status)) if !words.failure.is_empty() => {
+                        anyhow!("{} {}", words.failure, status.message)
                     }
                     _ => error,
                 }),
@@ -164,79 +212,80 @@ impl Common {
         error::aggregate(errors)
     }
 
-    async fn change_one(
+    /// Sends the change, unless it is local or a client's dry run.
+    async fn send(
         &self,
         session: &Session,
         target: Option<&Target>,
         before: &Value,
-        dry_run: DryRunMode,
-        query: &Query,
-        change: impl Fn(&mut Value) -> Result<bool>,
-    ) -> Result<Option<Value>> {
-        let mut after = before.clone();
-        if !change(&mut after)? {
-            return Ok(None);
-        }
-        session.record(&mut after);
+        after: Value,
+    ) -> Result<Value> {
+        let dry_run = self.dry_run.mode()?;
         let Some(target) = target.filter(|_| !dry_run.is_client()) else {
-            return Ok(Some(after));
+            return Ok(after);
         };
-        if after == *before {
-            return Ok(None);
-        }
+        let mut query: Query = vec![("fieldManager", self.field_manager.clone())];
+        query.extend(dry_run.parameter());
         let schema = crate::merge::schema_of(before);
         let patch = three_way::patch(before, &after, before, schema);
-        let how = if schema.is_some() {
-            PatchType::Strategic
-        } else {
-            PatchType::Merge
+        let how = match schema {
+            Some(_) => PatchType::Strategic,
+            None => PatchType::Merge,
         };
-        session
-            .api
-            .patch(&target.path(), how, &patch, query)
-            .await
-            .map(Some)
+        let path = target.path();
+        let answer = session.api.patch(&path, how, &patch, &query).await?;
+        Ok(crate::merge::typed(&answer))
     }
 }
 
-/// `deployments/web`
-pub(super) fn plural_name(object: &Value) -> String {
+/// `deployments/web`; a local object has its kind and group, and with a group a line break, as in upstream.
+fn object_name(target: Option<&Target>, object: &Value) -> String {
+    let name = str_of(&object["metadata"]["name"]);
+    if let Some(target) = target {
+        return format!("{}/{name}", target.resource.plural);
+    }
     let kind = str_of(&object["kind"]).to_lowercase();
-    format!("{kind}s/{}", str_of(&object["metadata"]["name"]))
+    match str_of(&object["apiVersion"]).split_once('/') {
+        Some((group, _)) => format!("{kind}.{group}/{name}\n"),
+        None => format!("{kind}/{name}"),
+    }
+}
+
+/// Why a variable cannot have this name.
+pub(super) fn invalid_variable_name(name: &str) -> Option<String> {
+    env::invalid_name(name)
 }
 
 /// The pod spec in an object: its own, its template's or its job template's.
 pub(super) fn pod_spec(object: &mut Value) -> Result<&mut Value> {
-    let kind = str_of(&object["kind"]).to_owned();
-    let (name, go_type) = (plural_name(object), error::go_type(object));
-    let spec = match kind.as_str() {
+    let go_type = error::go_type(object);
+    let spec = match str_of(&object["kind"]) {
         "Pod" => object.pointer_mut("/spec"),
         "CronJob" => object.pointer_mut("/spec/jobTemplate/spec/template/spec"),
         _ => object.pointer_mut("/spec/template/spec"),
     };
     match spec {
         Some(spec) => Ok(spec),
-        None => bail!("{name} the object is not a pod or does not have a pod template: {go_type}"),
+        None => bail!("the object is not a pod or does not have a pod template: {go_type}"),
     }
 }
 
-/// Calls a function with each container whose name matches a pattern; returns how many.
+/// Calls a function with each container whose name is selected; returns how many.
 pub(super) fn each_container(
     object: &mut Value,
-    pattern: &str,
-    fields: &[&str],
+    is_selected: impl Fn(&str) -> bool,
     mut with: impl FnMut(&mut Value) -> Result<()>,
 ) -> Result<usize> {
     let spec = pod_spec(object)?;
     let mut count = 0;
-    for field in fields {
+    for field in ["containers", "initContainers"] {
         for container in spec
-            .get_mut(*field)
+            .get_mut(field)
             .and_then(Value::as_array_mut)
             .into_iter()
             .flatten()
         {
-            if is_selected(str_of(&container["name"]), pattern) {
+            if is_selected(str_of(&container["name"])) {
                 with(container)?;
                 count += 1;
             }
@@ -265,36 +314,6 @@ pub(super) fn is_selected(name: &str, pattern: &str) -> bool {
         }
     }
     true
-}
-
-/// The error for an argument beside `TYPE/NAME`.
-pub(super) fn refuse_stray_words(names: &[String]) -> Result<()> {
-    let has_pair = names.iter().any(|name| name.contains('/'));
-    match has_pair && names.iter().any(|name| !name.contains('/')) {
-        true => bail!(targets::STRAY_WORD),
-        false => Ok(()),
-    }
-}
-
-/// Arguments that name no object, or whole types, are rejected first.
-pub(super) fn check_names(names: &[String], selection: &Selection, common: &Common) -> Result<()> {
-    let is_named = !selection.files.is_empty() || common.local;
-    match names {
-        [] if !is_named => bail!(targets::NOTHING),
-        [kind] if !kind.contains('/') && !common.all && selection.selector.is_none() => {
-            bail!("resource(s) were provided, but no name was specified")
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Words that name objects, and those that are `KEY=VALUE` or `KEY-`.
-pub(super) fn split_words(words: &[String]) -> (Vec<String>, Vec<String>) {
-    let is_pair =
-        |word: &&String| word.contains('=') || (word.ends_with('-') && !word.contains('/'));
-    let (pairs, names): (Vec<&String>, Vec<&String>) = words.iter().partition(is_pair);
-    let owned = |words: Vec<&String>| words.into_iter().cloned().collect();
-    (owned(names), owned(pairs))
 }
 
 #[cfg(test)]

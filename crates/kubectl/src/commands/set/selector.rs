@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     args::{Files, RecursiveFiles, Selection},
@@ -10,7 +10,7 @@ use crate::{
     session::Session,
 };
 
-use super::Common;
+use super::{Common, Words};
 
 /// Flags of `set selector`.
 #[derive(Debug, Args)]
@@ -28,42 +28,53 @@ pub(super) struct Selector {
 
 impl Selector {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
-        let Some((selector, names)) = self.words.split_last() else {
+        self.common.dry_run.mode()?;
+        let selector = self.words.last();
+        let parsed = selector
+            .map(|text| crate::json::label_selector(text))
+            .transpose()?;
+        self.common.check_flags()?;
+        let (Some(parsed), Some((_, names))) = (parsed, self.words.split_last()) else {
             bail!("one selector is required");
         };
         let selection = Selection::from(&Files::from(&self.files));
         self.common.refuse_local_names(names)?;
-        super::check_names(names, &selection, &self.common)?;
-        refuse_expressions(selector)?;
-        let parsed = super::super::create::pairs(selector)?;
-        let is_sent = !self.common.dry_run.mode()?.is_client() && !self.common.local;
-        let change = |object: &mut Value| {
-            if let Some(version) = &self.resource_version
-                && is_sent
-                && object["metadata"]["resourceVersion"] != version.as_str()
+        let mut objects = self.common.objects(session, &selection, names).await?;
+        let version = self
+            .resource_version
+            .as_ref()
+            .filter(|text| !text.is_empty());
+        if version.is_some() {
+            // So that the version is part of the patch.
+            for metadata in objects
+                .iter_mut()
+                .filter_map(|(_, object)| object["metadata"].as_object_mut())
             {
-                bail!("the object has another resource version than {version}");
+                metadata.remove("resourceVersion");
+            }
+        }
+        let change = |object: &mut Value, _: &mut Vec<anyhow::Error>| {
+            if let Some(version) = version {
+                object["metadata"]["resourceVersion"] = json!(version);
             }
             if object["kind"] != "Service" {
                 bail!("setting a selector is only supported for Services");
             }
-            object["spec"]["selector"] = parsed.clone();
+            refuse_expressions(&parsed)?;
+            object["spec"]["selector"] = parsed["matchLabels"].clone();
             Ok(true)
         };
-        self.common
-            .change(
-                session,
-                (&selection, names),
-                ("selector updated", ""),
-                change,
-            )
-            .await
+        let words = Words {
+            deed: "selector updated",
+            failure: "",
+            skips_unchanged: false,
+        };
+        self.common.change(session, objects, &words, change).await
     }
 }
 
 /// Services select by labels only.
-fn refuse_expressions(selector: &str) -> Result<()> {
-    let parsed = crate::json::label_selector(selector)?;
+fn refuse_expressions(parsed: &Value) -> Result<()> {
     let shown = |expression: &Value| {
         let values: Vec<&str> = list(&expression["values"]).map(str_of).collect();
         let (key, operator) = (str_of(&expression["key"]), str_of(&expression["operator"]));
@@ -85,9 +96,10 @@ mod tests {
 
     #[test]
     fn only_labels_are_accepted() {
-        assert!(refuse_expressions("a=b,c=d").is_ok());
+        let refuse = |text: &str| refuse_expressions(&crate::json::label_selector(text).unwrap());
+        assert!(refuse("a=b,c=d").is_ok());
         for (selector, shown) in [("a", "[{a Exists []}]"), ("a in (b)", "[{a In [b]}]")] {
-            let error = refuse_expressions(selector).unwrap_err().to_string();
+            let error = refuse(selector).unwrap_err().to_string();
             assert!(error.contains(shown), "{error}");
         }
     }

@@ -9,7 +9,7 @@ use crate::{
     session::Session,
 };
 
-use super::{Common, pod_spec};
+use super::{Common, Words, pod_spec};
 
 /// Flags of `set serviceaccount`.
 #[derive(Debug, Args)]
@@ -24,25 +24,23 @@ pub(super) struct ServiceAccount {
 
 impl ServiceAccount {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
+        self.common.check_local()?;
+        self.common.check_flags()?;
         let Some((account, names)) = self.words.split_last() else {
             bail!("serviceaccount is required");
         };
         let selection = Selection::from(&self.files);
-        let change = |object: &mut Value| {
+        let objects = self.common.objects(session, &selection, names).await?;
+        let change = |object: &mut Value, _: &mut Vec<anyhow::Error>| {
             let spec = pod_spec(object)?;
             spec["serviceAccountName"] = json!(account);
             Ok(true)
         };
-        self.common
-            .change(
-                session,
-                (&selection, names),
-                (
-                    "serviceaccount updated",
-                    "failed to patch ServiceAccountName",
-                ),
-                change,
-            )
-            .await
+        let words = Words {
+            deed: "serviceaccount updated",
+            failure: "failed to patch ServiceAccountName",
+            skips_unchanged: false,
+        };
+        self.common.change(session, objects, &words, change).await
     }
 }

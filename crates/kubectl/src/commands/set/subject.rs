@@ -1,15 +1,18 @@
 //! `kubectl set subject`
 
+use std::collections::BTreeSet;
+
 use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::{
     args::{FilesOrSelector, Selection},
+    json::str_of,
     session::Session,
 };
 
-use super::Common;
+use super::{Common, Words};
 
 /// Flags of `set subject`.
 #[derive(Debug, Args)]
@@ -31,68 +34,72 @@ pub(super) struct Subject {
     common: Common,
 }
 
+const GROUP: &str = "rbac.authorization.k8s.io";
+
 impl Subject {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
+        self.common.check_flags()?;
         let selection = Selection::from(&self.selection);
         self.common.refuse_local_names(&self.words)?;
-        super::check_names(&self.words, &selection, &self.common)?;
-        const GROUP: &str = "rbac.authorization.k8s.io";
-        // What does not exist is said before what is wrong with the subjects.
-        self.common
+        let objects = self
+            .common
             .objects(session, &selection, &self.words)
             .await?;
-        let mut subjects = Vec::new();
-        for (kind, names) in [("User", &self.subject_user), ("Group", &self.group)] {
-            subjects.extend(
-                names
-                    .iter()
-                    .map(|name| json!({"apiGroup": GROUP, "kind": kind, "name": name})),
-            );
-        }
-        for account in &self.serviceaccount {
-            let Some((namespace, name)) = account.split_once(':') else {
-                bail!("serviceaccount must be <namespace>:<name>");
-            };
-            subjects.push(json!({"kind": "ServiceAccount", "namespace": namespace, "name": name}));
-        }
-        if subjects.is_empty() {
-            bail!("you must specify at least one value of user, group or serviceaccount");
-        }
-        let change = |object: &mut Value| {
-            if !["RoleBinding", "ClusterRoleBinding"]
-                .contains(&crate::json::str_of(&object["kind"]))
-            {
-                let kind = crate::json::str_of(&object["kind"]).to_lowercase();
-                let name = crate::json::str_of(&object["metadata"]["name"]);
-                bail!(
-                    "{kind}s/{name} setting subjects is only supported for RoleBinding/ClusterRoleBinding"
-                );
+        self.common.check_local()?;
+        self.common.check_all(&selection)?;
+        let is_cluster_wide = objects
+            .iter()
+            .any(|(_, object)| object["kind"] == "ClusterRoleBinding");
+        let subjects = self.subjects(&session.namespace, is_cluster_wide)?;
+        let change = |object: &mut Value, _: &mut Vec<anyhow::Error>| {
+            if !["RoleBinding", "ClusterRoleBinding"].contains(&str_of(&object["kind"])) {
+                bail!("setting subjects is only supported for RoleBinding/ClusterRoleBinding");
             }
             if !object["subjects"].is_array() {
                 object["subjects"] = json!([]);
             }
-            if let Some(list) = object
-                .pointer_mut("/subjects")
-                .and_then(Value::as_array_mut)
-            {
-                for subject in &subjects {
-                    if !list.contains(subject) {
-                        list.push(subject.clone());
-                    }
+            let Some(list) = object["subjects"].as_array_mut() else {
+                return Ok(false);
+            };
+            let before = list.len();
+            for subject in &subjects {
+                if !list.contains(subject) {
+                    list.push(subject.clone());
                 }
             }
-            Ok(true)
+            Ok(list.len() > before)
         };
-        self.common
-            .change(
-                session,
-                (&selection, &self.words),
-                (
-                    "subjects updated",
-                    "failed to patch subjects to rolebinding:",
-                ),
-                change,
-            )
-            .await
+        let words = Words {
+            deed: "subjects updated",
+            failure: "failed to patch subjects to rolebinding:",
+            skips_unchanged: true,
+        };
+        self.common.change(session, objects, &words, change).await
+    }
+
+    /// The subjects to add, sorted, each once.
+    fn subjects(&self, namespace: &str, is_cluster_wide: bool) -> Result<Vec<Value>> {
+        let mut subjects = Vec::new();
+        for (kind, names) in [("User", &self.subject_user), ("Group", &self.group)] {
+            let names: BTreeSet<&String> = names.iter().collect();
+            let subject = |name| json!({"kind": kind, "apiGroup": GROUP, "name": name});
+            subjects.extend(names.into_iter().map(subject));
+        }
+        for account in BTreeSet::from_iter(&self.serviceaccount) {
+            let parts: Vec<&str> = account.split(':').collect();
+            let (given, name) = match parts[..] {
+                [given, name] if !name.is_empty() => (given, name),
+                _ => bail!("serviceaccount must be <namespace>:<name>"),
+            };
+            if given.is_empty() && is_cluster_wide {
+                bail!("serviceaccount must be <namespace>:<name>, namespace must be specified");
+            }
+            let namespace = if given.is_empty() { namespace } else { given };
+            subjects.push(json!({"kind": "ServiceAccount", "name": name, "namespace": namespace}));
+        }
+        match subjects.is_empty() {
+            true => bail!("you must specify at least one value of user, group or serviceaccount"),
+            false => Ok(subjects),
+        }
     }
 }
