@@ -7,6 +7,7 @@
 mod node_side;
 mod pods;
 mod restarts;
+mod roles;
 mod runtime;
 mod storage;
 mod support;

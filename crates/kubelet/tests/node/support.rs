@@ -255,6 +255,15 @@ impl TestNode {
         (answer.status, answer.body)
     }
 
+    /// A connection without a certificate. The users in [`TOKENS`] have tokens that are their names.
+    pub(crate) async fn session(&self, token: Option<&str>) -> Session {
+        let io = self.connect(self.anonymous()).await;
+        let (sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
+        tokio::spawn(connection);
+        let token = token.map(|token| format!("Bearer {token}"));
+        Session { sender, token }
+    }
+
     /// The response to a client with a certificate of another CA; `None` if the handshake fails.
     pub(crate) async fn ask_of(
         &self,
@@ -343,6 +352,30 @@ impl TestNode {
     }
 }
 
+/// A connection of a user.
+pub(crate) struct Session {
+    sender: hyper::client::conn::http1::SendRequest<http_body_util::Empty<bytes::Bytes>>,
+    token: Option<String>,
+}
+
+impl Session {
+    /// The status of the response.
+    pub(crate) async fn request(&mut self, method: &str, path: &str) -> u16 {
+        use http_body_util::{BodyExt, Empty};
+        let request = http::Request::builder().method(method).uri(path);
+        let mut request = request.header("host", "node");
+        if let Some(token) = &self.token {
+            request = request.header("authorization", token);
+        }
+        self.sender.ready().await.unwrap();
+        let request = request.body(Empty::new()).unwrap();
+        let response = self.sender.send_request(request).await.unwrap();
+        let status = response.status().as_u16();
+        response.into_body().collect().await.unwrap();
+        status
+    }
+}
+
 /// A response of the kubelet's server.
 pub(crate) struct Answered {
     pub status: u16,
@@ -354,6 +387,29 @@ impl Drop for TestNode {
     fn drop(&mut self) {
         self.stop.cancel();
     }
+}
+
+/// Users with tokens.
+const TOKENS: &[&str] = &[
+    "metrics",
+    "stats",
+    "log",
+    "pods",
+    "healthz",
+    "configz",
+    "statusz",
+    "proxy",
+    "run",
+    "checkpoint",
+    "admin",
+    "stranger",
+];
+
+/// Writes the token file of the API server.
+fn write_tokens(file: &Path) {
+    let line = |user: &&str| format!("{user},{user},{user}\n");
+    let lines: String = TOKENS.iter().map(line).collect();
+    std::fs::write(file, lines).unwrap();
 }
 
 fn free_port() -> u16 {
@@ -368,6 +424,8 @@ async fn start_server(directory: &TempDir, pki: &Pki, stop: CancellationToken) -
     let registry = Registry::builtin();
     let codec = ObjectCodec::new(registry.clone());
     let store = store::embedded::Embedded::open(directory.path().join("store"), codec).unwrap();
+    let tokens = directory.path().join("tokens.csv");
+    write_tokens(&tokens);
     let config = apiserver::Config {
         listen: "127.0.0.1:0".parse().unwrap(),
         advertise: "127.0.0.1:6443".parse().unwrap(),
@@ -385,7 +443,7 @@ async fn start_server(directory: &TempDir, pki: &Pki, stop: CancellationToken) -
         clock: Arc::new(stdx::SystemClock),
         limits: Limits::default(),
         endings: std::sync::Arc::new(apiserver::RandomNameSuffixes),
-        token_auth_file: None,
+        token_auth_file: Some(tokens),
         access: apiserver::AccessOptions::default(),
         audit: None,
         admission: apiserver::admission::Options::default(),
