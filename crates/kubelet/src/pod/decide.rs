@@ -4,6 +4,7 @@
 //! Nothing is started twice: running tasks are part of the view. A pod that stops first loses its
 //! containers (sidecars last), then its sandbox, then its volumes.
 
+mod beside;
 mod init;
 mod kill;
 mod reset;
@@ -195,7 +196,10 @@ fn replace_sandbox(view: &View, attempt: u32, decision: &mut Decision) {
             id: sandbox.id.clone(),
         });
     }
-    if !decision.actions.is_empty() || !volumes_ready(view, decision) {
+    if !decision.actions.is_empty() {
+        return;
+    }
+    if !volumes_ready(view, decision) && !beside::are_volumes_beside(view) {
         return;
     }
     match &view.memory.sandbox_failure {

@@ -102,19 +102,30 @@ fn actions(pod: &Pod, containers: Vec<Container>) -> Vec<String> {
 #[test]
 fn a_new_pod_gets_volumes_then_a_sandbox_then_all_its_containers() {
     let pod = simple("Always");
+    let mut waiting = pod.clone();
+    let volume = serde_json::json!([{"name": "v", "configMap": {"name": "mine"}}]);
+    waiting.spec.as_mut().unwrap().volumes = serde_json::from_value(volume).unwrap();
     let empty = Observed::default();
     let mut memory = Memory::default();
-    let look = |memory: &Memory| {
+    let look_at = |pod: &Pod, memory: &Memory| {
         let now = at(NOW);
         decide(&View {
-            pod: &pod,
+            pod,
             observed: &empty,
             memory,
             now,
             stop: None,
         })
     };
+    let look = |memory: &Memory| look_at(&waiting, memory);
     assert_eq!(short(&look(&memory)), ["volumes"]);
+    // Without objects of users both are made side by side, until the volumes fail.
+    assert_eq!(short(&look_at(&pod, &memory)), ["volumes", "sandbox 0"]);
+    memory.volumes = Volumes::Failed {
+        retry_at: at(NOW + 1),
+        times: 1,
+    };
+    assert!(look_at(&pod, &memory).actions.is_empty());
     memory.volumes = Volumes::Ready;
     assert_eq!(short(&look(&memory)), ["sandbox 0"]);
     memory.running.insert(Task::CreateSandbox, 0);
