@@ -52,15 +52,22 @@ impl Site {
         })
     }
 
-    /// Waits until the `kubernetes` Service has this many endpoints.
+    /// Waits until the endpoints of the `kubernetes` Service are the running servers, which are this
+    /// many.
     pub fn wait_for_servers(&self, count: usize) {
-        eventually(&format!("{count} servers"), || {
+        let running = self.servers.iter().filter(|server| server.is_running());
+        let mut running: Vec<&str> = running.map(|server| server.machine().address()).collect();
+        running.sort_unstable();
+        assert_eq!(running.len(), count, "{running:?}");
+        eventually(&format!("the endpoints {running:?}"), || {
             let slice = self.get(&["endpointslice", "kubernetes"]);
-            let endpoints = slice["endpoints"].as_array().map_or(0, Vec::len);
-            if endpoints == count {
-                Ok(())
-            } else {
-                Err(slice.to_string())
+            let endpoints = slice["endpoints"].as_array().into_iter().flatten();
+            let addresses = endpoints.filter_map(|endpoint| endpoint["addresses"][0].as_str());
+            let mut addresses: Vec<&str> = addresses.collect();
+            addresses.sort_unstable();
+            match addresses == running {
+                true => Ok(()),
+                false => Err(slice.to_string()),
             }
         });
     }

@@ -1,13 +1,14 @@
 //! A node that is lost for good: with the taint `node.kubernetes.io/out-of-service` the pod of a
 //! StatefulSet is deleted by force, its volume is detached without waiting for the node, and the pod
-//! runs on another node with its data. The test acts as the external attacher.
+//! runs on another node with its data. The test acts as the external attacher. And a control plane
+//! that is cut off from its only node: it evicts nothing.
 
 use std::path::Path;
 
 use e2e::{attachments, name, patch_attachment, ready_pods};
 use serde_json::{Value, json};
 use testkit::{
-    Agent, Cluster, Lan, Machine, ServedDriver,
+    Agent, Cluster, Lan, Machine, ServedDriver, Server,
     csi_driver::{Driver, Options},
     eventually,
 };
@@ -195,4 +196,89 @@ fn a_stateful_pod_of_a_node_out_of_service_moves_with_its_volume() {
     let still = ready_pods(&cluster, "app=db", 1);
     assert_eq!(still[0]["metadata"]["uid"], after["metadata"]["uid"]);
     assert!(lost.violations().is_empty(), "{:?}", lost.violations());
+}
+
+/// A pod that would be evicted a second after its node got a taint with NoExecute.
+const IMPATIENT: &str = r#"{"spec": {"terminationGracePeriodSeconds": 1, "tolerations": [
+    {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1}]}}"#;
+
+fn from_server(server: &Server, args: &[&str]) -> Value {
+    eventually(&format!("{args:?}"), || {
+        let ran = server.kubectl(&[&["get"], args, &["-o", "json"]].concat());
+        serde_json::from_str(&ran.stdout).map_err(|_| ran.stderr)
+    })
+}
+
+/// Waits for a status of the node's condition Ready.
+fn wait_for_status(server: &Server, status: &str) -> Value {
+    eventually(&format!("Ready={status}"), || {
+        let node = from_server(server, &["node", "two"]);
+        let conditions = node["status"]["conditions"].as_array();
+        let mut conditions = conditions.into_iter().flatten();
+        let is_ready = |one: &&Value| one["type"] == "Ready" && one["status"] == status;
+        match conditions.any(|one| is_ready(&one)) {
+            true => Ok(node.clone()),
+            false => Err(node["status"].to_string()),
+        }
+    })
+}
+
+/// Effects of the node's taints.
+fn effects(node: &Value) -> Vec<&str> {
+    let taints = node["spec"]["taints"].as_array().into_iter().flatten();
+    taints
+        .filter_map(|taint| taint["effect"].as_str())
+        .collect()
+}
+
+#[test]
+fn a_control_plane_that_is_cut_off_from_all_nodes_evicts_nothing() {
+    let lan = Lan::new();
+    let machine = |number| Machine::on(&lan, &lan.address(0, number));
+    let mut server = Server::stopped(machine(2), "s0", &[]);
+    server.start();
+    let line = server.mainstay(&["token", "create"]).success();
+    let words = line.trim().strip_prefix("mainstay agent ").expect("flags");
+    let join: Vec<String> = words.split(' ').map(str::to_owned).collect();
+    let mut two = Agent::new(machine(3), "two");
+    two.start(&join);
+    wait_for_status(&server, "True");
+    let overrides = format!("--overrides={IMPATIENT}");
+    let run = ["run", "web", "--image=mainstay.local/hello", &overrides];
+    server.kubectl(&run).success();
+    let before = eventually("the pod to be ready", || {
+        let pod = from_server(&server, &["pod", "web"]);
+        match e2e::is_ready(&pod) {
+            true => Ok(pod),
+            false => Err(pod["status"].to_string()),
+        }
+    });
+
+    lan.cut(server.machine().address());
+    wait_for_status(&server, "Unknown");
+    // Pods are marked at the end of the check that would have tainted the node for eviction.
+    let during = eventually("the pod to be marked as not ready", || {
+        match from_server(&server, &["pod", "web"]) {
+            pod if testkit::is_ready(&pod) => Err(pod["status"].to_string()),
+            pod => Ok(pod),
+        }
+    });
+    assert!(
+        during["metadata"]["deletionTimestamp"].is_null(),
+        "{during}"
+    );
+    let node = eventually("the node's taint", || {
+        match from_server(&server, &["node", "two"]) {
+            node if effects(&node).is_empty() => Err(node["spec"].to_string()),
+            node => Ok(node),
+        }
+    });
+    assert_eq!(effects(&node), ["NoSchedule"], "{node}");
+
+    lan.mend(server.machine().address());
+    let node = wait_for_status(&server, "True");
+    assert!(!effects(&node).contains(&"NoExecute"), "{node}");
+    let after = from_server(&server, &["pod", "web"]);
+    assert_eq!(after["metadata"]["uid"], before["metadata"]["uid"]);
+    assert_eq!(e2e::container_ids(&after), e2e::container_ids(&before));
 }

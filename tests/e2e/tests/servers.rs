@@ -12,7 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use e2e::Site;
+use base64::{Engine, prelude::BASE64_STANDARD};
+use e2e::{Api, Site, recorder::block_on};
+use http::Method;
+use serde_json::{Value, json};
 use testkit::{Etcd, Lan, Machine, Ran, Server, eventually, until};
 
 /// Writes objects one after the other until it is stopped.
@@ -61,10 +64,14 @@ fn a_server_and_a_member_of_three_may_die_and_no_write_is_lost() {
     others_join_with_the_token_only(&mut site, &token);
     site.complete();
     site.deploy("before");
+    // Servers are no nodes.
+    let nodes = site.get(&["nodes"]);
+    assert_eq!(nodes["items"].as_array().map_or(0, Vec::len), 1, "{nodes}");
 
     let path = site.kubeconfig();
     one_machine_dies_under_load(&mut site, &path);
     it_comes_back(&mut site);
+    clients_leave_a_silent_server(&site);
     the_token_is_replaced(&mut site, &token);
     the_leader_stops_and_another_goes_on_at_once(&mut site);
 }
@@ -79,10 +86,58 @@ fn others_join_with_the_token_only(site: &mut Site, token: &str) {
     assert!(refused.contains("cannot decrypt the keys"), "{refused}");
     assert!(!refused.contains(&wrong), "{refused}");
     site.start_others(token);
-    // The keys are in etcd and not in the API.
-    let server = &site.servers[0];
-    let all = server.kubectl(&["get", "secrets,configmaps", "-A", "-o", "json"]);
-    assert!(!all.success().contains("mainstay-seal"));
+    the_keys_are_in_etcd_and_not_in_the_api(site, token);
+}
+
+/// The content of etcd by key.
+fn etcd_content(site: &Site) -> Vec<(String, String)> {
+    let (files, url) = (site.etcd.client_files(), site.etcd.urls().swap_remove(0));
+    let ask = move || {
+        block_on(async {
+            let member = Api::of_files(&files, &url, Duration::from_secs(10));
+            // From the first key to the last.
+            let all = json!({"key": "AA==", "range_end": "AA=="});
+            member.send(Method::POST, "/v3/kv/range", Some(&all)).await
+        })
+    };
+    let answer = site.agent.machine().thread(ask).join().expect("a thread");
+    let answer = answer.expect("etcd's content");
+    let decode = |field: &Value| {
+        let text = field.as_str().unwrap_or_default();
+        let bytes = BASE64_STANDARD.decode(text).expect("base64");
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let entries = answer["kvs"].as_array().expect("entries").iter();
+    entries
+        .map(|entry| (decode(&entry["key"]), decode(&entry["value"])))
+        .collect()
+}
+
+/// The API serves the keys below `/registry/`. Private keys are nowhere in plain text, as in a
+/// Secret or otherwise, and the encrypted ones are elsewhere.
+fn the_keys_are_in_etcd_and_not_in_the_api(site: &Site, token: &str) {
+    let content = etcd_content(site);
+    let having = |text: &str| -> Vec<&str> {
+        let found = content.iter().filter(|(_, value)| value.contains(text));
+        found.map(|(key, _)| key.as_str()).collect()
+    };
+    let mut secrets = vec![token.to_owned()];
+    for file in ["ca.key", "front-proxy-ca.key", "sa.key"] {
+        let path = site.servers[0].data_dir().join("pki").join(file);
+        let path = path.display().to_string();
+        let pem = site.servers[0].machine().run("cat", &[&path]).success();
+        let line = pem.lines().nth(1).expect("a key");
+        secrets.extend([pem.clone(), line.to_owned()]);
+    }
+    for secret in secrets {
+        assert_eq!(having(&secret), [""; 0]);
+        // Without the last bytes, which depend on what follows.
+        let encoded = BASE64_STANDARD.encode(&secret[..secret.len() / 3 * 3]);
+        assert_eq!(having(&encoded), [""; 0]);
+    }
+    let encrypted = BASE64_STANDARD.encode("mainstay-seal-1");
+    assert_eq!(having(&encrypted), ["/mainstay/cluster"]);
+    assert!(having("kube-root-ca.crt").len() > 1, "nothing was read");
 }
 
 /// Prints its figures: `--no-capture` shows them.
@@ -132,6 +187,44 @@ fn it_comes_back(site: &mut Site) {
     let down = down.expect("one is down");
     site.etcd.start(down, site.servers[down].machine());
     site.servers[down].start();
+    site.wait_for_servers(3);
+}
+
+/// The time of the node's last heartbeat.
+fn heartbeat(site: &Site) -> Value {
+    let lease = site.get(&["lease", "node", "-n", "kube-node-lease"]);
+    lease["spec"]["renewTime"].clone()
+}
+
+/// A paused server accepts connections and never responds. kubectl and agents need two seconds to
+/// use another one; a loaded machine gets some more, and a client that waits for the server fails.
+fn clients_leave_a_silent_server(site: &Site) {
+    let connected = ["-Htn", "state", "established", "dport", "=", ":6443"];
+    let connections = site.agent.machine().run("ss", &connected).success();
+    let is_of_node = |server: &&Server| connections.contains(server.machine().address());
+    let of_node = site.servers.iter().find(is_of_node).expect("a connection");
+    let kubeconfig = std::fs::read_to_string(site.kubeconfig()).expect("a file");
+    let named = |server: &&Server| {
+        let line = format!("server: https://{}:6443", server.machine().address());
+        kubeconfig.contains(&line)
+    };
+    let of_kubectl = site.servers.iter().find(named).expect("a server");
+    for silent in [of_kubectl, of_node] {
+        let before = heartbeat(site);
+        silent.signal("-STOP");
+        let begun = Instant::now();
+        let ran = site.kubectl(&["get", "nodes"]);
+        let took = begun.elapsed();
+        let beating = || match heartbeat(site) {
+            same if same == before => Err(same.to_string()),
+            _ => Ok(()),
+        };
+        // It renews its Lease every ten seconds.
+        until("the node's heartbeat", Duration::from_secs(25), beating);
+        silent.signal("-CONT");
+        assert!(ran.ok, "{}", ran.stderr);
+        assert!(took < Duration::from_secs(10), "{took:?}");
+    }
     site.wait_for_servers(3);
 }
 

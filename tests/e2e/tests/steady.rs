@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use serde_json::Value;
 use testkit::{Agent, Cluster, Lan, Machine, eventually};
 
 const SERVER: &str = r#"
@@ -202,6 +203,10 @@ fn clients_of_two_machines_and_families_lose_no_request() {
         "10.42.0.0/16,fd42::/56",
         "--service-cidr",
         "10.43.0.0/16,fd43::/112",
+        "--node-cidr-mask-size",
+        "25",
+        "--node-cidr-mask-size-ipv6",
+        "60",
     ];
     let mut cluster = Cluster::stopped_on(machine, &ranges);
     cluster.start();
@@ -210,7 +215,16 @@ fn clients_of_two_machines_and_families_lose_no_request() {
     // It detects both addresses.
     two.follow_address();
     two.start(&cluster.join_flags());
-    cluster.ready_nodes(2);
+    for node in cluster.ready_nodes(2) {
+        let cidrs = node["spec"]["podCIDRs"].as_array().cloned();
+        let cidrs: Vec<String> = cidrs.iter().flatten().map(Value::to_string).collect();
+        let sizes = [r#"/25""#, r#"/60""#];
+        let is_right = |(cidr, size): (&String, &str)| cidr.ends_with(size);
+        assert!(
+            cidrs.len() == 2 && cidrs.iter().zip(sizes).all(is_right),
+            "{cidrs:?}"
+        );
+    }
     let addresses = start_servers(&cluster, 2);
     assert_eq!(addresses.len(), 2, "{addresses:?}");
     let on_one = (cluster.machine(), cluster.data_dir());
