@@ -17,7 +17,7 @@ pub(super) fn are_volumes_beside(view: &View) -> bool {
 
 fn has_only_own_volumes(pod: &Pod) -> bool {
     let mut volumes = spec::spec(pod).volumes.iter().flatten();
-    volumes.all(|volume| is_own(volume))
+    volumes.all(is_own)
 }
 
 /// Whether the kubelet makes the volume by itself and from objects that always exist.
