@@ -36,8 +36,11 @@ pub(crate) fn run() -> ExitCode {
 fn start() -> io::Result<Option<Shim>> {
     // The file stays open, and so locked, for the shim's lifetime: that tells the daemon that the
     // shim exists.
-    let held = File::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let orders: Start = serde_json::from_reader(&held)?;
+    let mut held = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    // Not `from_reader`, which would make a system call for each byte.
+    let mut orders = Vec::new();
+    held.read_to_end(&mut orders)?;
+    let orders: Start = serde_json::from_slice(&orders)?;
     setsid()?;
     let _ = nix::sys::prctl::set_name(c"mainstay-shim");
     std::env::set_current_dir("/")?;
