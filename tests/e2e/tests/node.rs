@@ -100,6 +100,33 @@ fn pods_that_exhaust_pids_disk_logs_and_memory_harm_no_other_pod() {
             Err(status.to_string())
         }
     });
+    the_bomb_is_refused_more_processes(&cluster);
+    the_logs_are_rotated(&cluster);
+    let neighbour = status(&cluster, "neighbour");
+    assert_eq!(neighbour["phase"], "Running");
+    assert_eq!(neighbour["containerStatuses"][0]["restartCount"], 0);
+    create(pod("after", "exit 0", json!({})));
+    eventually("a pod to run after all this", || {
+        let status = status(&cluster, "after");
+        match status["phase"] == "Succeeded" {
+            true => Ok(()),
+            false => Err(status.to_string()),
+        }
+    });
+    let conditions = cluster.get(&["node", "one"])["status"]["conditions"].clone();
+    for condition in conditions.as_array().into_iter().flatten() {
+        let wanted = if condition["type"] == "Ready" {
+            "True"
+        } else {
+            "False"
+        };
+        assert_eq!(condition["status"], wanted, "{condition}");
+    }
+    the_node_tells_what_it_uses(&cluster);
+}
+
+/// The pod's cgroup has the configured limit, and the pod has reached it.
+fn the_bomb_is_refused_more_processes(cluster: &Cluster) {
     let bomb = cluster.get(&["pod", "bomb"]);
     let uid = bomb["metadata"]["uid"]
         .as_str()
@@ -119,6 +146,16 @@ fn pods_that_exhaust_pids_disk_logs_and_memory_harm_no_other_pod() {
     let read =
         |file: &str| fs::read_to_string(format!("{tree}/{group}/{file}")).unwrap_or_default();
     assert_eq!(read("pids.max").trim(), "60");
+    eventually("the bomb to be refused more processes", || {
+        let logs = cluster.kubectl(&["logs", "bomb"]);
+        match logs.stdout.contains("can't fork") || logs.stderr.contains("can't fork") {
+            true => Ok(()),
+            false => Err(format!("{} {}", logs.stdout, logs.stderr)),
+        }
+    });
+}
+
+fn the_logs_are_rotated(cluster: &Cluster) {
     let loud = cluster.get(&["pod", "loud"]);
     let uid = loud["metadata"]["uid"].as_str().unwrap_or_default();
     let logs = cluster
@@ -142,18 +179,6 @@ fn pods_that_exhaust_pids_disk_logs_and_memory_harm_no_other_pod() {
         total => Ok(total),
     });
     assert!(total <= 5 * 110 * 1024, "{total} bytes of logs");
-
-    assert_eq!(status(&cluster, "neighbour")["phase"], "Running");
-    let conditions = cluster.get(&["node", "one"])["status"]["conditions"].clone();
-    for condition in conditions.as_array().into_iter().flatten() {
-        let wanted = if condition["type"] == "Ready" {
-            "True"
-        } else {
-            "False"
-        };
-        assert_eq!(condition["status"], wanted, "{condition}");
-    }
-    the_node_tells_what_it_uses(&cluster);
 }
 
 fn the_node_tells_what_it_uses(cluster: &Cluster) {
