@@ -14,7 +14,7 @@ use pki::{Identity, sealed};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::Error;
+use crate::{Error, skew::Writer};
 
 /// The prefix of an archive.
 const MAGIC: &[u8; 18] = b"mainstay-backup-2\n";
@@ -29,6 +29,18 @@ const LONGEST: u32 = 1 << 20;
 #[derive(Serialize, Deserialize)]
 struct Head {
     identity: serde_json::Value,
+    /// Absent in archives of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    writer: Option<Writer>,
+}
+
+/// An archive without its objects.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Content {
+    /// The cluster's keys; absent in files with only objects.
+    pub identity: Option<Identity>,
+    /// The last writer of the objects.
+    pub writer: Option<Writer>,
 }
 
 /// Hashes what is read through it.
@@ -117,12 +129,13 @@ fn ignore_missing(error: io::Error) -> io::Result<()> {
 /// new file.
 pub(crate) fn write(
     file: &Path,
-    identity: &Identity,
+    (identity, writer): (&Identity, Option<Writer>),
     objects: &Path,
     password: Option<&str>,
 ) -> Result<(), Error> {
     let head = Head {
         identity: identity.to_json(),
+        writer,
     };
     let head = serde_json::to_vec(&head).unwrap_or_default();
     let length = u32::try_from(head.len()).unwrap_or(u32::MAX).to_be_bytes();
@@ -151,12 +164,8 @@ fn checksum(begin: &[u8], file: &Path) -> Result<[u8; CHECKSUM], Error> {
     Ok(digest.finalize().into())
 }
 
-/// Reads an archive: writes its objects to `objects`, and returns the keys, if any.
-pub(crate) fn read(
-    file: &Path,
-    objects: &Path,
-    password: Option<&str>,
-) -> Result<Option<Identity>, Error> {
+/// Reads an archive: writes its objects to `objects`, and returns the rest.
+pub(crate) fn read(file: &Path, objects: &Path, password: Option<&str>) -> Result<Content, Error> {
     let mut from = File::open(file).map_err(failed(file))?;
     let plain = Temporary::beside(objects, ".plain");
     if begins_with(file, sealed::MAGIC)? {
@@ -176,21 +185,16 @@ pub(crate) fn read(
     let read = (&mut from).take(MAGIC.len() as u64).read_to_end(&mut begin);
     read.map_err(failed(file))?;
     if begin == MAGIC {
-        return checked(from, length, file, objects).map(Some);
+        return checked(from, length, file, objects);
     }
-    let identity = match begin == UNCHECKED_MAGIC {
-        true => Some(head(&mut from, file)?),
-        false => None,
-    };
     // Without the prefix, the file has only objects, from the first byte on.
-    let begin = if identity.is_some() {
-        Vec::new()
-    } else {
-        begin
+    let (content, begin) = match begin == UNCHECKED_MAGIC {
+        true => (head(&mut from, file)?, Vec::new()),
+        false => (Content::default(), begin),
     };
     let mut to = create(objects)?;
     io::copy(&mut begin.chain(from), &mut to).map_err(failed(objects))?;
-    Ok(identity)
+    Ok(content)
 }
 
 /// Reads the rest of an archive of this `length` that ends with its checksum.
@@ -199,18 +203,18 @@ fn checked(
     length: u64,
     file: &Path,
     objects: &Path,
-) -> Result<Identity, Error> {
+) -> Result<Content, Error> {
     let damaged = || Error::Backup(format!("{}: damaged or incomplete", file.display()));
-    let content = length.checked_sub((MAGIC.len() + CHECKSUM) as u64);
-    let content = (&mut from).take(content.ok_or_else(damaged)?);
+    let rest = length.checked_sub((MAGIC.len() + CHECKSUM) as u64);
+    let rest = (&mut from).take(rest.ok_or_else(damaged)?);
     let mut digest = Sha256::new_with_prefix(MAGIC);
-    let mut content = Hashing(content, &mut digest);
-    let identity = head(&mut content, file)?;
-    io::copy(&mut content, &mut create(objects)?).map_err(failed(objects))?;
+    let mut rest = Hashing(rest, &mut digest);
+    let content = head(&mut rest, file)?;
+    io::copy(&mut rest, &mut create(objects)?).map_err(failed(objects))?;
     let mut expected = [0; CHECKSUM];
     from.read_exact(&mut expected).map_err(|_| damaged())?;
     match digest.finalize()[..] == expected {
-        true => Ok(identity),
+        true => Ok(content),
         false => Err(damaged()),
     }
 }
@@ -223,7 +227,7 @@ fn begins_with(file: &Path, magic: &[u8]) -> Result<bool, Error> {
     Ok(begin == magic)
 }
 
-fn head(from: &mut impl Read, file: &Path) -> Result<Identity, Error> {
+fn head(from: &mut impl Read, file: &Path) -> Result<Content, Error> {
     let damaged = || Error::Backup(format!("{}: its header is damaged", file.display()));
     let (mut length, mut digest) = ([0; 4], [0; 32]);
     let read = from
@@ -239,7 +243,10 @@ fn head(from: &mut impl Read, file: &Path) -> Result<Identity, Error> {
         return Err(damaged());
     }
     let head: Head = serde_json::from_slice(&head).map_err(|_| damaged())?;
-    Ok(Identity::from_json(&head.identity)?)
+    Ok(Content {
+        identity: Some(Identity::from_json(&head.identity)?),
+        writer: head.writer,
+    })
 }
 
 #[cfg(test)]
@@ -257,15 +264,21 @@ mod tests {
         Pki::ensure(&at("pki"), &Names::default()).unwrap();
         let identity = Identity::read(&at("pki")).unwrap().unwrap();
         fs::write(at("objects"), "the objects").unwrap();
+        let writer = Writer {
+            format: 1,
+            version: "v1.36.4".into(),
+        };
         for password in [None, Some("secret")] {
-            write(&at("file"), &identity, &at("objects"), password).unwrap();
+            let begin = (&identity, Some(writer.clone()));
+            write(&at("file"), begin, &at("objects"), password).unwrap();
             let mode = fs::metadata(at("file")).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600);
             let text = fs::read(at("file")).unwrap();
             let is_readable = text.windows(11).any(|part| part == b"the objects");
             assert_eq!(is_readable, password.is_none());
             let found = read(&at("file"), &at("out"), password).unwrap();
-            assert_eq!(found.as_ref(), Some(&identity));
+            assert_eq!(found.identity.as_ref(), Some(&identity));
+            assert_eq!(found.writer.as_ref(), Some(&writer));
             assert_eq!(fs::read(at("out")).unwrap(), b"the objects");
         }
         let refused = read(&at("file"), &at("out"), None).unwrap_err();
@@ -281,18 +294,19 @@ mod tests {
         let at = |name: &str| directory.path().join(name);
         for content in ["", "x", "objects of an earlier version, as they are"] {
             fs::write(at("old"), content).unwrap();
-            assert_eq!(read(&at("old"), &at("out"), None).unwrap(), None);
+            let found = read(&at("old"), &at("out"), None).unwrap();
+            assert_eq!(found, Content::default());
             assert_eq!(fs::read_to_string(at("out")).unwrap(), content);
         }
         Pki::ensure(&at("pki"), &Names::default()).unwrap();
         let identity = Identity::read(&at("pki")).unwrap().unwrap();
-        write(&at("file"), &identity, &at("old"), None).unwrap();
+        write(&at("file"), (&identity, None), &at("old"), None).unwrap();
         let bytes = fs::read(at("file")).unwrap();
         // From before archives had a checksum.
         let unchecked = [UNCHECKED_MAGIC, &bytes[MAGIC.len()..bytes.len() - CHECKSUM]].concat();
         fs::write(at("file"), &unchecked).unwrap();
         let found = read(&at("file"), &at("out"), None).unwrap();
-        assert_eq!(found, Some(identity));
+        assert_eq!(found.identity, Some(identity));
         assert_eq!(fs::read(at("out")).unwrap(), fs::read(at("old")).unwrap());
     }
 
@@ -304,7 +318,7 @@ mod tests {
         let identity = Identity::read(&at("pki")).unwrap().unwrap();
         fs::write(at("objects"), "the objects").unwrap();
         for password in [None, Some("secret")] {
-            write(&at("file"), &identity, &at("objects"), password).unwrap();
+            write(&at("file"), (&identity, None), &at("objects"), password).unwrap();
             let bytes = fs::read(at("file")).unwrap();
             let is_read = |bytes: &[u8]| {
                 fs::write(at("damaged"), bytes).unwrap();

@@ -25,7 +25,7 @@ use crate::{
     founding,
     lock::DataLock,
     marker::Marker,
-    settings,
+    settings, skew,
     storage::Storage,
 };
 
@@ -155,7 +155,8 @@ pub async fn backup(data_dir: &Path, file: &Path, password: Option<&str>) -> Res
         let why = format!("{} does not contain the keys of a cluster", keys.display());
         Error::Backup(why)
     })?;
-    archive::write(&file, &identity, &objects, password)?;
+    let writer = skew::writer_in(data_dir)?;
+    archive::write(&file, (&identity, writer), &objects, password)?;
     Ok(revision)
 }
 
@@ -254,7 +255,8 @@ pub fn restore(
     let directory = data_dir.join("store");
     let _lock = DataLock::take(data_dir)?;
     let objects = Temporary::beside(&data_dir.join("objects"), ".restoring");
-    let identity = archive::read(file, objects.path(), password)?;
+    let archive::Content { identity, writer } = archive::read(file, objects.path(), password)?;
+    skew::check(writer.as_ref())?;
     let keys = data_dir.join("pki");
     let own = Identity::read(&keys)?;
     let other_keys = identity.is_some() && own.is_some() && own != identity;
@@ -285,6 +287,7 @@ pub fn restore(
     Marker::update(data_dir, |marker| {
         marker.store = true;
         marker.in_etcd = false;
+        marker.writer = writer;
     })?;
     let mut set_aside = Vec::new();
     for (path, _) in [(&directory, !is_empty), (&keys, other_keys)]
@@ -396,6 +399,44 @@ mod tests {
             .map(|entry| entry.key)
             .collect();
         assert_eq!(keys, ["/registry/a"]);
+    }
+
+    #[tokio::test]
+    async fn a_backup_is_restored_by_the_versions_that_can_read_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let store = embedded::Embedded::open(at("one/store"), Plain).unwrap();
+        put(&store, "/registry/a", "1").await;
+        store.close();
+        pki::Pki::ensure(&at("one/pki"), &pki::Names::default()).unwrap();
+        let writer = |version: &str| {
+            Some(skew::Writer {
+                format: 1,
+                version: version.to_owned(),
+            })
+        };
+        let own = stdx::Version::own().to_string();
+        for (made_by, is_readable) in [(own.as_str(), true), ("v1.0.0", false)] {
+            Marker::update(&at("one"), |marker| marker.writer = writer(made_by)).unwrap();
+            backup(&at("one"), &at("file"), None).await.unwrap();
+            // Another cluster was here, long ago.
+            let two = at(&format!("two-{made_by}"));
+            fs::create_dir(&two).unwrap();
+            Marker::update(&two, |marker| marker.writer = writer("v1.2.0")).unwrap();
+            let restored = restore(&two, &at("file"), None, true);
+            let marker = Marker::read(&two).unwrap().unwrap();
+            match is_readable {
+                true => assert_eq!(
+                    (restored.unwrap().objects, marker.writer),
+                    (1, writer(&own))
+                ),
+                false => {
+                    let refused = restored.unwrap_err().to_string();
+                    assert!(refused.contains("one minor version"), "{refused}");
+                    assert!(!marker.store && !two.join("store").exists());
+                }
+            }
+        }
     }
 
     #[tokio::test]

@@ -15,6 +15,7 @@ use crate::{
     Error,
     lock::DataLock,
     marker::Marker,
+    skew::{self, Writer},
     storage::{self, Config},
 };
 
@@ -22,8 +23,6 @@ use crate::{
 pub const COPY: &str = "store.migrating";
 /// A server whose Lease was renewed within this time may still run.
 const RECENT: SignedDuration = SignedDuration::from_secs(60);
-/// The key prefix of servers' Leases.
-const SERVERS: &[u8] = b"/registry/coordination.k8s.io/leases/kube-system/apiserver-";
 
 fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
     move |source| Error::Directory {
@@ -64,6 +63,7 @@ pub async fn to_etcd(data_dir: &Path, etcd: &Config) -> Result<(Moved, PathBuf),
             directory.display()
         )));
     }
+    skew::check(skew::writer_in(data_dir)?.as_ref())?;
     let moved = embedded_to_etcd(&directory, &etcd, &cluster).await?;
     let aside = crate::backup::unused(&directory, "before-migration");
     // First the marker: without the store it would indicate data loss.
@@ -83,9 +83,11 @@ pub async fn to_embedded(data_dir: &Path, etcd: &Config) -> Result<Moved, Error>
     let cluster = cluster(data_dir)?;
     let _lock = DataLock::take(data_dir)?;
     let directory = data_dir.join("store");
+    let writer = skew::writer_in_etcd(&etcd).await?;
+    skew::check(writer.as_ref())?;
     if !is_empty(&directory) {
         let moved = interrupted(data_dir, &directory, &etcd, &cluster).await?;
-        record_embedded(data_dir)?;
+        record_embedded(data_dir, writer)?;
         return Ok(moved);
     }
     crate::founding::check_cluster(&etcd, &cluster).await?;
@@ -98,7 +100,7 @@ pub async fn to_embedded(data_dir: &Path, etcd: &Config) -> Result<Moved, Error>
     }
     fs::rename(&copy, &directory).map_err(failed(&directory))?;
     sync(data_dir)?;
-    record_embedded(data_dir)?;
+    record_embedded(data_dir, writer)?;
     Ok(moved)
 }
 
@@ -123,10 +125,12 @@ async fn interrupted(
     })
 }
 
-fn record_embedded(data_dir: &Path) -> Result<(), Error> {
+/// The directory's own record of the writer is from before the objects were in etcd.
+fn record_embedded(data_dir: &Path, writer: Option<Writer>) -> Result<(), Error> {
     Marker::update(data_dir, |marker| {
         marker.store = true;
         marker.in_etcd = false;
+        marker.writer = writer;
     })
 }
 
@@ -137,7 +141,7 @@ fn sync(data_dir: &Path) -> Result<(), Error> {
 
 /// Fails while a server may run: its writes to etcd would be lost.
 fn refuse_running(key: &[u8], value: &[u8], now: Timestamp) -> Result<(), String> {
-    if !key.starts_with(SERVERS) {
+    if !key.starts_with(&skew::server_leases()) {
         return Ok(());
     }
     let lease: serde_json::Value = serde_json::from_slice(value).unwrap_or_default();

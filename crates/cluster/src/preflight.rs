@@ -9,7 +9,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use crate::{Error, Role, Settings};
+use crate::{Error, Role, Settings, lock};
 
 /// Programs that the node's components call.
 const PROGRAMS: &[(&str, &str)] = &[("nft", "nftables"), ("conntrack", "conntrack")];
@@ -23,8 +23,12 @@ const EARLIEST: Duration = Duration::from_secs(1_767_225_600);
 /// With less free space the store fills the disk within hours.
 const DISK: u64 = 256 << 20;
 
-/// Fails if a requirement is missing.
+/// Fails if a requirement is missing, or if this cluster is already running: then its own ports are
+/// the ones in use.
 pub fn check(settings: &Settings, role: Role) -> Result<(), Error> {
+    if lock::holder(&settings.data_dir).is_some() {
+        return Err(Error::InUse(settings.data_dir.clone()));
+    }
     let mut lacks = Vec::new();
     if !nix::unistd::geteuid().is_root() {
         lacks.push("root: containers, links and rules need it; run it with sudo".to_owned());
@@ -174,6 +178,24 @@ fn is_on_path(program: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Options;
+
+    #[test]
+    fn a_cluster_that_runs_does_not_find_its_own_ports_taken() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = Options {
+            data_dir: Some(directory.path().to_owned()),
+            node_name: Some("n".into()),
+            node_ip: "192.0.2.1".parse().ok(),
+            ..Options::default()
+        };
+        let settings = Settings::resolve(options).unwrap();
+        let _running = lock::DataLock::take(&settings.data_dir).unwrap();
+        for role in [Role::Up, Role::Server, Role::Agent] {
+            let refused = check(&settings, role).unwrap_err().to_string();
+            assert!(refused.contains("already running"), "{refused}");
+        }
+    }
 
     #[test]
     fn a_port_is_tried_where_the_servers_listen() {

@@ -490,15 +490,17 @@ fn node_cidr_masks(
 ) -> Result<Vec<u8>, Error> {
     let alone = cluster.all().len() == 1;
     let mask = |range: &IpNet| match range {
-        IpNet::V6(_) if !alone || size_ipv6.is_some() => node_cidr_mask(size_ipv6, *range),
-        _ => node_cidr_mask(size, *range),
+        IpNet::V6(_) if !alone || size_ipv6.is_some() => {
+            node_cidr_mask("node-cidr-mask-size-ipv6", size_ipv6, *range)
+        }
+        _ => node_cidr_mask("node-cidr-mask-size", size, *range),
     };
     cluster.all().iter().map(mask).collect()
 }
 
 /// The node prefix length for a pod range. Each node's part must have at least two addresses, and the number of parts
 /// is limited by the allocator.
-fn node_cidr_mask(given: Option<u8>, cluster: IpNet) -> Result<u8, Error> {
+fn node_cidr_mask(flag: &'static str, given: Option<u8>, cluster: IpNet) -> Result<u8, Error> {
     let usual = match cluster {
         IpNet::V4(_) => 24,
         IpNet::V6(_) => 64,
@@ -511,7 +513,7 @@ fn node_cidr_mask(given: Option<u8>, cluster: IpNet) -> Result<u8, Error> {
     let most = most.min(least + 16);
     let why =
         format!("{mask} is not between {least} and {most}, as the cluster CIDR {cluster} requires");
-    Err(Error::Option("node-cidr-mask-size", why))
+    Err(Error::Option(flag, why))
 }
 
 fn runtime_handlers(pairs: Vec<String>) -> Result<BTreeMap<String, PathBuf>, Error> {

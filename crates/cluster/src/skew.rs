@@ -2,12 +2,14 @@
 //! apart, and a cluster is upgraded or downgraded one minor version at a time: the last writer is
 //! recorded with the objects, with the version of the storage format.
 
+use std::path::Path;
+
 use apiserver::Store;
 use client::kube;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use stdx::Version;
-use store::{Freshness, Key, ListRequest};
+use store::{Freshness, Key, ListRequest, etcd};
 
 use crate::{
     Error, Settings,
@@ -19,8 +21,6 @@ use crate::{
 const FORMAT: u32 = 1;
 /// The record's name in etcd.
 const RECORD: &str = "version";
-/// The key prefix of servers' Leases.
-const SERVERS: &[u8] = b"/registry/coordination.k8s.io/leases/kube-system/apiserver-";
 /// A server whose Lease was renewed within this time is running.
 const RECENT: SignedDuration = SignedDuration::from_secs(15);
 
@@ -67,19 +67,36 @@ impl Writer {
 
 /// Rejects a store that was written by an incompatible version.
 pub(crate) async fn check_store(settings: &Settings) -> Result<(), Error> {
+    let marker = Marker::read(&settings.data_dir)?.unwrap_or_default();
     let found = match &settings.storage {
-        Config::Embedded => Marker::read(&settings.data_dir)?.and_then(|marker| marker.writer),
+        Config::Embedded => marker.writer,
         etcd => {
-            let found = storage::etcd_config(etcd)?.read_record(RECORD).await?;
-            let parse = |bytes: Vec<u8>| {
-                serde_json::from_slice::<Writer>(&bytes).map_err(|error| {
-                    Error::Version(format!("etcd's record of the version: {error}"))
-                })
-            };
-            found.map(parse).transpose()?
+            let found = writer_in_etcd(&storage::etcd_config(etcd)?).await?;
+            // Not recorded yet by the first start after a migration.
+            found.or(marker.writer.filter(|_| marker.in_etcd))
         }
     };
-    found.map_or(Ok(()), |found| found.check(Version::own()))
+    check(found.as_ref())
+}
+
+/// Rejects objects that an incompatible version wrote last, if that is known.
+pub(crate) fn check(writer: Option<&Writer>) -> Result<(), Error> {
+    writer.map_or(Ok(()), |writer| writer.check(Version::own()))
+}
+
+/// The last writer of the objects of a data directory.
+pub(crate) fn writer_in(data_dir: &Path) -> Result<Option<Writer>, Error> {
+    Ok(Marker::read(data_dir)?.and_then(|marker| marker.writer))
+}
+
+/// The last writer of the objects in an etcd.
+pub(crate) async fn writer_in_etcd(etcd: &etcd::Config) -> Result<Option<Writer>, Error> {
+    let found = etcd.read_record(RECORD).await?;
+    let parse = |bytes: Vec<u8>| {
+        serde_json::from_slice::<Writer>(&bytes)
+            .map_err(|error| Error::Version(format!("etcd's record of the version: {error}")))
+    };
+    found.map(parse).transpose()
 }
 
 /// Rejects incompatible running servers, and records this version as the writer.
@@ -101,10 +118,15 @@ pub(crate) async fn begin(settings: &Settings, storage: &Storage) -> Result<(), 
     Ok(etcd.records().put(RECORD, record).await?)
 }
 
+/// The key prefix of servers' Leases.
+pub(crate) fn server_leases() -> Key {
+    apiserver::object_key("coordination.k8s.io", "leases", "kube-system", "apiserver-")
+}
+
 /// Hosts and versions of the running servers.
 async fn living(store: &Store) -> Result<Vec<(String, Version)>, Error> {
     let request = ListRequest {
-        prefix: Key::from_static(SERVERS),
+        prefix: server_leases(),
         from: None,
         limit: None,
         freshness: Freshness::Newest,

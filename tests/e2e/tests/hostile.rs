@@ -263,18 +263,19 @@ fn other_names_are_not_certified(site: &Site) {
     forbidden(&site.kubectl(Identity::Token(&token), &["delete", "node", "one"]));
 }
 
-fn tokens_that_are_over_or_of_another_purpose_do_not_join(site: &Site) {
-    let line = site
-        .cluster
-        .mainstay(&["token", "create", "--ttl", "2s"])
-        .success();
+/// The flags of the command that joins with a new token, and the token.
+fn new_token(site: &Site, options: &[&str]) -> (Vec<String>, String) {
+    let create = [&["token", "create"], options].concat();
+    let line = site.cluster.mainstay(&create).success();
     let words = line.trim().strip_prefix("mainstay agent ").expect("flags");
     let join: Vec<String> = words.split(' ').map(str::to_owned).collect();
-    let at = join
-        .iter()
-        .position(|flag| flag == "--token")
-        .expect("a token");
-    let token = join[at + 1].clone();
+    let at = join.iter().position(|flag| flag == "--token");
+    let token = join[at.expect("a token") + 1].clone();
+    (join, token)
+}
+
+fn tokens_that_are_over_or_of_another_purpose_do_not_join(site: &Site) {
+    let (join, token) = new_token(site, &["--ttl", "2s"]);
     until("the token to be over", Duration::from_secs(30), || {
         let ran = site.kubectl(Identity::Token(&token), &["get", "node", "one"]);
         match ran.stderr.contains("Unauthorized") || ran.stderr.contains("logged in") {
@@ -282,12 +283,29 @@ fn tokens_that_are_over_or_of_another_purpose_do_not_join(site: &Site) {
             false => Err(format!("{}{}", ran.stdout, ran.stderr)),
         }
     });
+    let mut tokens = vec![(join, token, "token")];
+    for (options, why) in [
+        (["--usages", "signing"], "has no usage \"authentication\""),
+        (["--usages", "authentication"], "has no usage \"signing\""),
+        (
+            ["--groups", "system:bootstrappers:other"],
+            "may not join nodes",
+        ),
+    ] {
+        let (join, token) = new_token(site, &options);
+        tokens.push((join, token, why));
+    }
     let three = Agent::on_lan(&site.lan, 0, 4, "three");
-    let ran = three.refused(&join);
-    assert!(ran.stderr.contains("token"), "{}", ran.stderr);
-    assert!(
-        !ran.stderr.contains(&token),
-        "the token is shown: {}",
-        ran.stderr
-    );
+    for (join, token, why) in tokens {
+        let ran = three.refused(&join);
+        assert!(ran.stderr.contains(why), "{why}: {}", ran.stderr);
+        assert!(
+            !ran.stderr.contains(&token),
+            "the token is shown: {}",
+            ran.stderr
+        );
+    }
+    let nodes = site.cluster.get(&["nodes"]);
+    let nodes = nodes["items"].as_array().map_or(0, Vec::len);
+    assert_eq!(nodes, 2, "a node was registered");
 }

@@ -101,7 +101,9 @@ fn two_machines_join_and_pods_reach_each_other_everywhere() {
     joins_are_checked(&site);
     let join = site.cluster.join_flags();
     site.two.start(&join);
-    site.three.start(&join);
+    // Without the hash, the token's signature of cluster-info is enough.
+    let hash = join.iter().position(|flag| flag == "--ca-hash");
+    site.three.start(&join[..hash.expect("a hash")]);
     let nodes = site.cluster.ready_nodes(3);
     every_node_has_its_part_of_the_addresses(&nodes);
     every_kubelet_writes_under_its_own_name(&site);
@@ -126,7 +128,7 @@ fn two_machines_join_and_pods_reach_each_other_everywhere() {
         .next()
         .expect("its id");
     site.cluster.mainstay(&["token", "delete", id]).success();
-    an_agent_comes_back_after_a_crash(&mut site);
+    an_agent_comes_back_after_a_crash(&mut site, &join);
     agents_go_on_without_a_server(&mut site, &pods);
     removal_leaves_nothing(&mut site);
 }
@@ -362,14 +364,20 @@ fn policies_hold_between_nodes(site: &Site, pods: &[Value]) {
     }
 }
 
-fn an_agent_comes_back_after_a_crash(site: &mut Site) {
+/// The command that joined is run again: once while the agent runs, and after a crash.
+fn an_agent_comes_back_after_a_crash(site: &mut Site, join: &[String]) {
     let before = pod_on(site, "two");
+    let node = site.cluster.get(&["node", "two"]);
+    let refused = site.two.refused(join).stderr;
+    assert!(refused.contains("already running"), "{refused}");
     site.two.kill();
     // Its pods keep running.
     let service = text(&site.cluster.get(&["service", "web"]), "/spec/clusterIP").to_owned();
     call_locally(&site.two, &format!("http://{service}/")).expect("the service answers");
-    site.two.start(&[]);
+    site.two.start(join);
     site.cluster.ready_nodes(3);
+    let again = site.cluster.get(&["node", "two"]);
+    assert_eq!(node["metadata"]["uid"], again["metadata"]["uid"]);
     let after = pod_on(site, "two");
     assert_eq!(before["metadata"]["uid"], after["metadata"]["uid"]);
     assert_eq!(
@@ -418,6 +426,7 @@ fn agents_go_on_without_a_server(site: &mut Site, pods: &[Value]) {
     for agent in [&site.two, &site.three] {
         eventually("names without a server", || call_locally(agent, by_name));
     }
+    a_container_that_ends_is_restarted(&site.three, &site_service(pods));
     site.cluster.start();
     site.cluster.ready_nodes(3);
     // A service manager waits for this.
@@ -437,6 +446,30 @@ fn agents_go_on_without_a_server(site: &mut Site, pods: &[Value]) {
         .collect();
     let is_repeated = warnings.windows(2).any(|pair| pair[0] == pair[1]);
     assert!(!is_repeated, "{warnings:#?}");
+}
+
+/// Kills the container of the agent's only pod.
+fn a_container_that_ends_is_restarted(agent: &Agent, url: &str) {
+    // The processes in the network namespace of the pod.
+    let list = "pod=$(stat -Lc %i $(ls -d /run/mainstay/*/s/*/net | head -1)); \
+                for process in /proc/[0-9]*; do \
+                [ \"$(stat -Lc %i $process/ns/net 2>/dev/null)\" != $pod ] || echo ${process#/proc/}; done";
+    let processes = || -> Vec<String> {
+        let listed = agent.machine().run("sh", &["-c", list]).success();
+        listed.lines().map(str::to_owned).collect()
+    };
+    let before = processes();
+    assert!(!before.is_empty(), "no container runs");
+    for process in &before {
+        agent.machine().run("kill", &["-KILL", process]).success();
+    }
+    eventually("the container to run again", || {
+        let now = processes();
+        match now.is_empty() || now.iter().any(|process| before.contains(process)) {
+            true => Err(format!("{now:?}, before {before:?}")),
+            false => call_locally(agent, url),
+        }
+    });
 }
 
 /// A pod of another node, by its address.

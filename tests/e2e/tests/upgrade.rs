@@ -1,6 +1,8 @@
 //! A cluster of two servers and a node is upgraded to the next minor version and back, one
 //! component after the other, while pods run; a larger version skew is rejected with a clear
-//! message.
+//! message. A server that is killed during its first start with another version loses nothing.
+
+use std::{process::Stdio, thread, time::Duration};
 
 use e2e::container_ids;
 use serde_json::Value;
@@ -91,7 +93,9 @@ fn a_cluster_goes_one_minor_version_up_and_down_while_pods_run() {
     servers[1].set_binary(&new);
     servers[1].start();
     let shown = servers[1].mainstay(&["version"]).success();
-    assert!(shown.contains(&format!("Client: {NEW}")), "{shown}");
+    for line in ["Client", "Server"] {
+        assert!(shown.contains(&format!("{line}: {NEW}")), "{shown}");
+    }
     servers[0].stop();
     servers[0].set_binary(&new);
     servers[0].start();
@@ -123,4 +127,147 @@ fn a_cluster_goes_one_minor_version_up_and_down_while_pods_run() {
         pods.iter().all(|pod| now.contains(pod)),
         "pods were touched"
     );
+}
+
+/// The objects of the story, with their versions.
+fn objects(server: &Server) -> Vec<String> {
+    let path = "jsonpath={range .items[*]}{.metadata.name} {.metadata.uid} {.metadata.resourceVersion}{\"\\n\"}{end}";
+    let get = ["get", "configmaps", "-l", "story=upgrade", "-o", path];
+    let listed = server.kubectl(&get).success();
+    listed.lines().map(str::to_owned).collect()
+}
+
+fn create(server: &Server, name: &str) -> bool {
+    let object = serde_json::json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": name, "labels": {"story": "upgrade"}},
+    });
+    let path = server.machine().dir().join("object.json");
+    std::fs::write(&path, object.to_string()).expect("a file");
+    let path = path.display().to_string();
+    server.kubectl(&["create", "-f", &path]).ok
+}
+
+/// Starts another version of the server and kills it after a while, in which an object may have been
+/// created.
+fn start_and_kill(
+    server: &Server,
+    program: &str,
+    flags: &[String],
+    after: Duration,
+    name: &str,
+) -> bool {
+    let mut command = server.machine().command(program);
+    command.args(["server", "--node-ip", server.machine().address()]);
+    command.args(flags).arg("--data-dir").arg(server.data_dir());
+    let quiet = command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut started = quiet.spawn().expect("the binary starts");
+    thread::sleep(after);
+    let is_created = create(server, name);
+    started.kill().expect("it can be killed");
+    let ended = started.wait().expect("it ends");
+    assert_eq!(ended.code(), None, "it was refused after {after:?}");
+    is_created
+}
+
+/// Kills first starts with another version, each a little later, until three of them could serve.
+fn change_version_despite_kills(
+    server: &Server,
+    program: &str,
+    flags: &[String],
+    known: &mut Vec<String>,
+) {
+    let mut served = 0;
+    for number in 1.. {
+        let after = Duration::from_millis(60 * number);
+        assert!(after < Duration::from_secs(30), "it does not serve");
+        let name = format!("during-{}-{number}", known.len());
+        if start_and_kill(server, program, flags, after, &name) {
+            known.push(name);
+            served += 1;
+        }
+        if served == 3 {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_while_it_starts_with_another_version_loses_nothing() {
+    let lan = Lan::new();
+    let machine = |number| Machine::on(&lan, &lan.address(0, number));
+    let files = tempfile::tempdir().expect("a directory");
+    let [old, new] = [OLD, NEW].map(|version| stamped(files.path(), version));
+    let with_etcd = machine(2);
+    let mut etcd = Etcd::on(&[&with_etcd]);
+    etcd.start(0, &with_etcd);
+    let flags = etcd.flags();
+    for (machine, flags) in [(machine(3), &[][..]), (with_etcd, &flags[..])] {
+        let mut server = Server::stopped(machine, "s0", flags);
+        server.set_binary(&old);
+        server.start();
+        let mut known: Vec<String> = (0..20).map(|number| format!("before-{number}")).collect();
+        assert!(known.iter().all(|name| create(&server, name)));
+        let before = objects(&server);
+        server.kill();
+        // Up, and down again.
+        for program in [&new, &old] {
+            change_version_despite_kills(&server, program, flags, &mut known);
+            server.set_binary(program);
+            server.start();
+            let now = objects(&server);
+            let unchanged = before.iter().all(|object| now.contains(object));
+            assert!(unchanged, "{before:#?} {now:#?}");
+            let is_there = |name: &String| {
+                now.iter()
+                    .any(|object| object.starts_with(&format!("{name} ")))
+            };
+            let lost: Vec<&String> = known.iter().filter(|name| !is_there(name)).collect();
+            assert!(lost.is_empty(), "{lost:?}");
+            server.kill();
+        }
+    }
+}
+
+#[test]
+fn a_migration_moves_the_version_of_the_objects_with_them() {
+    let lan = Lan::new();
+    let machine = Machine::on(&lan, &lan.address(0, 2));
+    let mut etcd = Etcd::on(&[&machine]);
+    etcd.start(0, &machine);
+    let with_etcd = etcd.flags();
+    let files = tempfile::tempdir().expect("a directory");
+    let [older, old, new, newer] =
+        ["v1.34.2", OLD, NEW, "v1.37.0"].map(|version| stamped(files.path(), version));
+    let mut server = Server::stopped(machine, "s0", &[]);
+    // The program that migrates is of the version in the middle.
+    let migrate = |server: &Server, direction: &str| {
+        let flags = with_etcd[2..].iter().map(String::as_str);
+        let words: Vec<&str> = ["migrate", direction].into_iter().chain(flags).collect();
+        server.mainstay(&words)
+    };
+    let serve = |server: &mut Server, program: &str| {
+        server.set_binary(program);
+        server.start();
+        server.stop();
+    };
+    let refuse = |server: &mut Server, program: &str| {
+        server.set_binary(program);
+        let refused = server.refused().stderr;
+        assert!(refused.contains("one minor version"), "{refused}");
+    };
+
+    serve(&mut server, &older);
+    let refused = migrate(&server, "--to-etcd");
+    assert!(refused.stderr.contains("one minor version"), "{refused:?}");
+    serve(&mut server, &old);
+    migrate(&server, "--to-etcd").success();
+    server.set_flags(&with_etcd);
+    refuse(&mut server, &newer);
+    serve(&mut server, &new);
+    serve(&mut server, &newer);
+    migrate(&server, "--to-embedded").success();
+    server.set_flags(&[]);
+    refuse(&mut server, &old);
+    serve(&mut server, &newer);
 }

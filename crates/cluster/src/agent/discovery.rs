@@ -80,7 +80,8 @@ fn verify(
     };
     let Some(signature) = data.get(&format!("jws-kubeconfig-{}", token.id)) else {
         return refuse(format!(
-            "the cluster does not know the token {}: it has expired, was deleted, or belongs to another cluster",
+            "the cluster does not know the token {}: it has expired, was deleted, has no usage \"signing\", or belongs \
+             to another cluster",
             token.id
         ));
     };

@@ -66,6 +66,41 @@ fn two_directories_have_two_ids_and_one_directory_has_one() {
 }
 
 #[test]
+fn the_pod_range_of_a_node_has_a_size_for_each_family() {
+    let masks = |cluster: &str, services: &str, sizes: (Option<u8>, Option<u8>)| {
+        let settings = Settings::resolve(Options {
+            node_ip: match cluster.contains('.') {
+                true => "192.0.2.1,2001:db8::1".parse().ok(),
+                false => "2001:db8::1".parse().ok(),
+            },
+            cluster_cidr: cluster.parse().ok(),
+            service_cidr: services.parse().ok(),
+            node_cidr_mask_size: sizes.0,
+            node_cidr_mask_size_ipv6: sizes.1,
+            ..options()
+        });
+        settings.map(|settings| settings.node_cidr_masks)
+    };
+    let both = ("10.42.0.0/16,fd42::/56", "10.43.0.0/16,fd43::/112");
+    let six = ("fd42::/56", "fd43::/112");
+    assert_eq!(masks(both.0, both.1, (None, None)).unwrap(), [24, 64]);
+    assert_eq!(masks(both.0, both.1, (Some(26), None)).unwrap(), [26, 64]);
+    let sized = masks(both.0, both.1, (Some(25), Some(60))).unwrap();
+    assert_eq!(sized, [25, 60]);
+    assert_eq!(masks(six.0, six.1, (None, None)).unwrap(), [64]);
+    assert_eq!(masks(six.0, six.1, (Some(70), None)).unwrap(), [70]);
+    assert_eq!(masks(six.0, six.1, (None, Some(72))).unwrap(), [72]);
+    for wrong in [55, 73, 127] {
+        let refused = masks(both.0, both.1, (None, Some(wrong)));
+        let refused = refused.unwrap_err().to_string();
+        assert!(
+            refused.starts_with("--node-cidr-mask-size-ipv6: "),
+            "{refused}"
+        );
+    }
+}
+
+#[test]
 fn contradictions_are_refused_by_the_name_of_the_option() {
     let refused = |options: Options| Settings::resolve(options).unwrap_err().to_string();
     let overlap = Options {
