@@ -75,7 +75,7 @@ impl Kuberc {
                 }
                 let preferences = kuberc::read(&path, true)?;
                 match view.print.printer()? {
-                    Some(printer) => printer.print(&preferences),
+                    Some(printer) => printer.print_typed(&in_order(&preferences)),
                     None => {
                         print!("{}", yaml::to_string(&preferences));
                         Ok(())
@@ -88,6 +88,36 @@ impl Kuberc {
                 save(&path, &preferences)
             }
         }
+    }
+}
+
+/// The fields in the order of upstream's types.
+fn in_order(value: &Value) -> Value {
+    const FIELDS: &[&str] = &[
+        "kind",
+        "apiVersion",
+        "defaults",
+        "aliases",
+        "credentialPluginPolicy",
+        "credentialPluginAllowlist",
+        "name",
+        "command",
+        "prependArgs",
+        "appendArgs",
+        "options",
+        "default",
+    ];
+    match value {
+        Value::Array(items) => items.iter().map(in_order).collect(),
+        Value::Object(map) => {
+            let mut fields: Vec<(&String, &Value)> = map.iter().collect();
+            fields.sort_by_key(|(key, _)| FIELDS.iter().position(|one| one == key));
+            let fields = fields.into_iter();
+            fields
+                .map(|(key, value)| (key.clone(), in_order(value)))
+                .collect()
+        }
+        other => other.clone(),
     }
 }
 
@@ -254,5 +284,21 @@ impl Set {
         }
         preferences[section] = json!(entries);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn preferences_are_shown_in_the_order_of_upstreams_types() {
+        let given = json!({"aliases": [{"command": "get", "name": "g"}], "defaults": [], "kind": "Preference"});
+        assert_eq!(
+            in_order(&given).to_string(),
+            r#"{"kind":"Preference","defaults":[],"aliases":[{"name":"g","command":"get"}]}"#
+        );
     }
 }
