@@ -157,6 +157,18 @@ fn the_ordinary_kubectl_applies_rolls_out_execs_and_deletes() {
 #[test]
 fn the_ordinary_kubectl_edits_describes_and_asks() {
     let Some(world) = World::new() else { return };
+    labels_patches_and_edits(&world);
+    explains(&world);
+    asks_the_server(&world);
+    let unknown = world.file("typo.yaml", &MANIFEST.replace("replicas:", "replica:"));
+    let refused = world.run(&["apply", "-f", &unknown]);
+    assert!(
+        refused.stderr.contains("unknown field \"spec.replica\""),
+        "{refused:?}"
+    );
+}
+
+fn labels_patches_and_edits(world: &World) {
     world.ok(&["create", "configmap", "colours", "--from-literal=sky=blue"]);
     world.ok(&["label", "configmap", "colours", "season=summer"]);
     world.ok(&["annotate", "configmap", "colours", "note=painted"]);
@@ -197,7 +209,11 @@ fn the_ordinary_kubectl_edits_describes_and_asks() {
             .ok(&["describe", "configmap", "colours"])
             .contains("grey")
     );
+    world.ok(&["delete", "configmap", "colours"]);
+}
 
+/// The fields of built-in kinds and of a custom one.
+fn explains(world: &World) {
     let explained = world.ok(&["explain", "pod.spec.containers"]);
     assert!(
         explained.contains("List of containers belonging to the pod"),
@@ -222,15 +238,18 @@ fn the_ordinary_kubectl_edits_describes_and_asks() {
         explained.contains("What is said to whoever comes by."),
         "{explained}"
     );
-
-    assert_eq!(world.ok(&["auth", "can-i", "delete", "pods"]).trim(), "yes");
-    let can_i = ["auth", "can-i", "delete", "pods", "--as=nobody"];
-    assert_eq!(world.run(&can_i).stdout.trim(), "no");
     let resources = world.ok(&["api-resources"]);
     assert!(
         resources.contains("deployments") && resources.contains("greetings"),
         "{resources}"
     );
+}
+
+/// Permissions, versions, health and usage.
+fn asks_the_server(world: &World) {
+    assert_eq!(world.ok(&["auth", "can-i", "delete", "pods"]).trim(), "yes");
+    let can_i = ["auth", "can-i", "delete", "pods", "--as=nobody"];
+    assert_eq!(world.run(&can_i).stdout.trim(), "no");
     assert!(
         world
             .ok(&["api-versions"])
@@ -251,13 +270,6 @@ fn the_ordinary_kubectl_edits_describes_and_asks() {
         }
     });
     assert!(top.starts_with("NAME"), "{top}");
-    let unknown = world.file("typo.yaml", &MANIFEST.replace("replicas:", "replica:"));
-    let refused = world.run(&["apply", "-f", &unknown]);
-    assert!(
-        refused.stderr.contains("unknown field \"spec.replica\""),
-        "{refused:?}"
-    );
-    world.ok(&["delete", "configmap", "colours"]);
 }
 
 /// A pod with a shell.
@@ -305,6 +317,19 @@ fn the_ordinary_kubectl_streams_copies_and_forwards() {
         .expect("it listens");
     assert_eq!(lines.next().expect("a line").expect("text"), "heard you");
 
+    execs(&world);
+    execs_on_a_terminal(&world);
+    copies(&world);
+    forwards(&world);
+    world.ok(&["delete", "pod", "box", "--timeout=60s"]);
+    let rest: Vec<_> = lines.map_while(Result::ok).collect();
+    assert!(
+        rest.iter().all(|line| line.starts_with("heard")),
+        "the log has ended: {rest:?}"
+    );
+}
+
+fn execs(world: &World) {
     let mut typed = world.start(&[
         "exec",
         "-i",
@@ -331,8 +356,10 @@ fn the_ordinary_kubectl_streams_copies_and_forwards() {
         .expect("text");
     assert_eq!(out, "some words\nend\n");
     assert_eq!(typed.0.wait().expect("it ends").code(), Some(3));
+}
 
-    // `script` gives kubectl a terminal.
+/// `script` gives kubectl a terminal.
+fn execs_on_a_terminal(world: &World) {
     let kubectl = world.0.upstream_kubectl_command(&[]).expect("it is there");
     let program = kubectl
         .get_args()
@@ -350,7 +377,9 @@ fn the_ordinary_kubectl_streams_copies_and_forwards() {
     let said = String::from_utf8_lossy(&ended.stdout).into_owned();
     assert!(said.contains("a terminal"), "{said}");
     assert_eq!(ended.status.code(), Some(5), "{said}");
+}
 
+fn copies(world: &World) {
     let there = world.file("there.txt", "carried\n");
     world.ok(&["cp", &there, "box:/tmp.txt"]);
     assert_eq!(
@@ -366,7 +395,10 @@ fn the_ordinary_kubectl_streams_copies_and_forwards() {
         .to_string();
     world.ok(&["cp", "box:/tmp.txt", &back]);
     assert_eq!(fs::read_to_string(&back).expect("a file"), "carried\n");
+}
 
+/// To a port of the pod, and through the API server's proxy.
+fn forwards(world: &World) {
     let mut forward = world.start(&["port-forward", "pod/box", "18080:8080"]);
     let mut said = BufReader::new(forward.0.stdout.take().expect("a pipe")).lines();
     let first = said.next().expect("a line").expect("text");
@@ -378,10 +410,4 @@ fn the_ordinary_kubectl_streams_copies_and_forwards() {
     }
     let proxied = "/api/v1/namespaces/default/pods/box:8080/proxy/index.html";
     assert_eq!(world.ok(&["get", "--raw", proxied]), "page\n");
-    world.ok(&["delete", "pod", "box", "--timeout=60s"]);
-    let rest: Vec<_> = lines.map_while(Result::ok).collect();
-    assert!(
-        rest.iter().all(|line| line.starts_with("heard")),
-        "the log has ended: {rest:?}"
-    );
 }
