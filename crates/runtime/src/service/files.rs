@@ -2,6 +2,7 @@
 //! them.
 
 use std::{
+    collections::BTreeSet,
     io::{self, BufWriter, Write},
     pin::Pin,
     sync::Arc,
@@ -46,7 +47,7 @@ impl ImageFiles for Cri {
         let imported = imported.and_then(|imported| imported);
         let imported = imported.map_err(|error| Status::invalid_argument(error.to_string()))?;
         let images = imported.iter();
-        let images = names(images.map(|image| (image.tags.as_slice(), image.id.as_str())));
+        let images = names(images.map(|image| (&image.tags, image.id.as_str())));
         Ok(Response::new(ImportResponse { images }))
     }
 
@@ -168,7 +169,7 @@ impl Write for Pieces<'_> {
 
 /// A name of each imported image, or its ID. Entries of an archive with the same content are one image with several
 /// tags, of which each entry has its own.
-fn names<'a>(imported: impl Iterator<Item = (&'a [String], &'a str)>) -> Vec<String> {
+fn names<'a>(imported: impl Iterator<Item = (&'a BTreeSet<String>, &'a str)>) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for (tags, id) in imported {
         let is_new = |tag: &&str| !names.iter().any(|known| known == tag);
@@ -186,9 +187,10 @@ mod tests {
 
     #[test]
     fn images_with_the_same_content_are_named_once_each() {
-        let one = ["a".to_owned()];
-        let both = ["a".to_owned(), "b".to_owned()];
-        let imported = [(&one[..], "x"), (&both[..], "x"), (&[][..], "y")];
+        let one = BTreeSet::from(["a".to_owned()]);
+        let both = BTreeSet::from(["a".to_owned(), "b".to_owned()]);
+        let none = BTreeSet::new();
+        let imported = [(&one, "x"), (&both, "x"), (&none, "y")];
         assert_eq!(names(imported.into_iter()), ["a", "b", "y"]);
     }
 }
