@@ -301,9 +301,25 @@ async fn processors_swap_and_the_pods_own_limits_hold() {
             "the pod's limit of processes did not hold"
         );
     }
-    // Updated resources are reported, also for a container that was not started.
+    updated_resources_hold_and_are_reported(&node, &pod, config, &parent).await;
+    huge_pages_are_limited_or_refused(&node, &pod).await;
+    node.remove_sandbox(&pod).await;
+    // A kubelet removes its cgroups only in the controllers' hierarchies.
+    for tree in ["systemd", "unified"] {
+        let strange = Path::new("/sys/fs/cgroup").join(tree).join(&parent);
+        assert!(!strange.exists(), "{strange:?}");
+    }
+}
+
+/// Also for a container that was not started.
+async fn updated_resources_hold_and_are_reported(
+    node: &Node,
+    pod: &str,
+    mut config: v1::ContainerConfig,
+    parent: &str,
+) {
     config.metadata.as_mut().unwrap().name = "later".into();
-    let later = node.create(&pod, config).await;
+    let later = node.create(pod, config).await;
     let update = v1::UpdateContainerResourcesRequest {
         container_id: later.clone(),
         linux: Some(v1::LinuxContainerResources {
@@ -326,7 +342,7 @@ async fn processors_swap_and_the_pods_own_limits_hold() {
     if node.is_cgroup_v1() {
         let file = |controller: &str, file: &str| {
             let root = Path::new("/sys/fs/cgroup").join(controller);
-            let path = root.join(&parent).join(&later).join(file);
+            let path = root.join(parent).join(&later).join(file);
             fs::read_to_string(path).unwrap().trim().to_owned()
         };
         assert_eq!(file("cpu", "cpu.shares"), "333");
@@ -335,7 +351,10 @@ async fn processors_swap_and_the_pods_own_limits_hold() {
             (96 << 20).to_string()
         );
     }
-    // Huge pages are limited where the kernel accounts them, and rejected otherwise.
+}
+
+/// Where the kernel accounts huge pages they are limited.
+async fn huge_pages_are_limited_or_refused(node: &Node, pod: &str) {
     let mut config = container_config("huge", &["sleep"]);
     config.linux.as_mut().unwrap().resources = Some(v1::LinuxContainerResources {
         hugepage_limits: vec![v1::HugepageLimit {
@@ -344,16 +363,10 @@ async fn processors_swap_and_the_pods_own_limits_hold() {
         }],
         ..Default::default()
     });
-    let huge = node.create(&pod, config).await;
+    let huge = node.create(pod, config).await;
     match node.try_start(&huge).await {
         Ok(()) => assert!(!node.is_cgroup_v1() || Path::new("/sys/fs/cgroup/hugetlb").is_dir()),
         Err(refused) => assert!(refused.message().contains("hugetlb"), "{refused}"),
-    }
-    node.remove_sandbox(&pod).await;
-    // A kubelet removes its cgroups only in the controllers' hierarchies.
-    for tree in ["systemd", "unified"] {
-        let strange = Path::new("/sys/fs/cgroup").join(tree).join(&parent);
-        assert!(!strange.exists(), "{strange:?}");
     }
 }
 
