@@ -342,16 +342,16 @@ impl Definitions {
 async fn carry_out(core: &Arc<Core>, step: Step) -> Option<String> {
     match step {
         Step::Write(names) => {
-            // Before the status is written: clients that see the condition find the resource in discovery.
-            if names.conflict.is_none()
-                && let Some((plural, group)) = names.name.split_once('.')
-            {
-                core.registry.establish(group, plural);
-            }
-            if let Err(status) = names.write(core).await {
+            let written = names.write(core).await;
+            if let Err(status) = written {
                 let definition = names.name;
                 tracing::warn!(definition, %status, "cannot update the status of a custom resource definition");
                 return is_passing(&status).then_some(definition);
+            } else if names.conflict.is_none()
+                && let Some((plural, group)) = names.name.split_once('.')
+            {
+                // Clients that see the condition find the resource in discovery.
+                core.registry.establish(group, plural);
             }
         }
         Step::BeginDeletion(definition) => {
