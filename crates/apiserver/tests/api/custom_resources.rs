@@ -89,6 +89,8 @@ async fn a_definition_is_established_and_found() {
         assert!(tokio::time::Instant::now() < deadline, "{status}");
         tokio::task::yield_now().await;
     }
+    // Discovery follows the condition, as upstream's does.
+    wait(&server, "/apis/example.com/v1", 200).await;
     let document = admin(&server, "GET", "/apis/example.com/v1", Value::Null)
         .await
         .json();
