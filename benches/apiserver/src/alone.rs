@@ -14,9 +14,38 @@ use crate::{policies, scenario, serve};
 /// Concurrent requests.
 const AT_ONCE: usize = 64;
 
-/// Prints microseconds per create of some kinds, without webhooks and with webhooks for other
-/// resources.
-pub(crate) async fn run(directory: &Path, rounds: usize, only: Option<&str>) -> anyhow::Result<()> {
+/// What exists during the creates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Beside {
+    /// Nothing.
+    Nothing,
+    /// Webhooks for other resources.
+    Webhooks,
+    /// Ten ValidatingAdmissionPolicies of five expressions each, for ConfigMaps.
+    Policies,
+}
+
+impl Beside {
+    /// In turn, so that the cost of a growing list of objects is not attributed to one of them.
+    const ALL: [Self; 4] = [Self::Nothing, Self::Webhooks, Self::Policies, Self::Nothing];
+
+    /// Plurals and objects.
+    fn objects(self) -> Vec<(&'static str, serde_json::Value)> {
+        match self {
+            Self::Nothing => Vec::new(),
+            Self::Webhooks => policies::webhooks().collect(),
+            Self::Policies => policies::policies(),
+        }
+    }
+}
+
+/// Prints microseconds per create of some kinds, beside webhooks and policies.
+pub(crate) async fn run(
+    directory: &Path,
+    rounds: usize,
+    only: Option<&str>,
+    beside: Option<Beside>,
+) -> anyhow::Result<()> {
     let (server, supervisor) = serve::assemble(directory, ([127, 0, 0, 1], 0).into(), false)?;
     tokio::spawn(supervisor.run(CancellationToken::new()));
     server.address().await;
@@ -25,28 +54,43 @@ pub(crate) async fn run(directory: &Path, rounds: usize, only: Option<&str>) -> 
         post(service.clone(), path, body).await?;
     }
     println!("{:<24} {:>12} {:>12}", "create", "thread µs", "process µs");
+    let turns: Vec<Beside> = beside.map_or(Beside::ALL.to_vec(), |one| vec![one]);
     for (plural, body) in scenario::bodies() {
         if only.is_some_and(|only| only != plural) {
             continue;
         }
-        measure(&service, plural, plural, &body, rounds).await?;
-        for (plural, configuration) in policies::webhooks() {
-            let path = format!("/apis/admissionregistration.k8s.io/v1/{plural}");
-            post(service.clone(), path, configuration.to_string()).await?;
+        for (turn, beside) in turns.iter().enumerate() {
+            let objects = beside.objects();
+            for (plural, object) in &objects {
+                let path = format!("{}/{plural}", policies::GROUP);
+                post(service.clone(), path, object.to_string()).await?;
+            }
+            if *beside == Beside::Policies {
+                policies_count(&service).await?;
+            }
+            let name = format!("t{turn}-{}", scenario::NUMBER);
+            let body = body.replace(scenario::NUMBER, &name);
+            let what = format!("{plural}, {beside:?}");
+            measure(&service, &what, plural, &body, rounds).await?;
+            for (plural, object) in &objects {
+                let name = object["metadata"]["name"].as_str().unwrap_or_default();
+                let path = format!("{}/{plural}/{name}", policies::GROUP);
+                ask(service.clone(), http::Method::DELETE, path, String::new()).await?;
+            }
         }
-        // Alternating, so that the cost of a growing list of objects is not attributed to webhooks.
-        let body = body.replace(scenario::NUMBER, &format!("w{}", scenario::NUMBER));
-        let what = format!("{plural}, webhooks");
-        measure(&service, &what, plural, &body, rounds).await?;
-        for (plural, configuration) in policies::webhooks() {
-            let name = configuration["metadata"]["name"]
-                .as_str()
-                .unwrap_or_default();
-            let path = format!("/apis/admissionregistration.k8s.io/v1/{plural}/{name}");
-            ask(service.clone(), http::Method::DELETE, path, String::new()).await?;
-        }
-        let body = body.replace(scenario::NUMBER, &format!("n{}", scenario::NUMBER));
-        measure(&service, plural, plural, &body, rounds).await?;
+    }
+    Ok(())
+}
+
+/// Waits until the last policy rejects what it rejects.
+async fn policies_count(service: &LocalService) -> anyhow::Result<()> {
+    let path = format!("{}?dryRun=All", scenario::path("configmaps"));
+    let rejected = policies::rejected().to_string();
+    while post(service.clone(), path.clone(), rejected.clone())
+        .await
+        .is_ok()
+    {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
     Ok(())
 }

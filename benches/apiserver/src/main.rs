@@ -54,6 +54,9 @@ enum Command {
         /// Only this resource.
         #[arg(long)]
         only: Option<String>,
+        /// Only beside these objects, instead of all in turn.
+        #[arg(long)]
+        beside: Option<alone::Beside>,
         /// The directory of the store; a tmpfs is fine.
         #[arg(long, default_value = "/dev/shm")]
         data: PathBuf,
@@ -150,13 +153,19 @@ fn main() -> anyhow::Result<()> {
             Ok(())
         }
         Command::Validate => validate::run(),
-        Command::Alone { count, only, data } => tokio::runtime::Builder::new_current_thread()
+        Command::Alone {
+            count,
+            only,
+            beside,
+            data,
+        } => tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?
             .block_on(alone::run(
                 tempfile::tempdir_in(data)?.path(),
                 count,
                 only.as_deref(),
+                beside,
             )),
         Command::Serve {
             directory,

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{load, peer::Peer, report::Figures, scenario};
 
-const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
+pub(crate) const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
 pub(crate) const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const POLICIES: usize = 10;
 pub(crate) const RULES: usize = 50;
@@ -36,23 +36,35 @@ fn policy(number: usize) -> Value {
     })
 }
 
-/// Creates the policies, and one more that rejects a name: once that is rejected, all are in
-/// effect.
-fn prepare(peer: &Peer) -> anyhow::Result<()> {
+/// The policies and their bindings, and one more that rejects a name: plurals and objects. Once
+/// that one is in effect, all are.
+pub(crate) fn policies() -> Vec<(&'static str, Value)> {
     let mut marker = policy(POLICIES);
     marker["spec"]["validations"] =
         json!([{"expression": "object.metadata.name != 'bench-marker'"}]);
-    for policy in (0..POLICIES).map(policy).chain([marker]) {
+    let all = (0..POLICIES).map(policy).chain([marker]);
+    all.flat_map(|policy| {
         let binding = json!({"metadata": policy["metadata"], "spec": {
             "policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}});
-        let post = |plural: &str, body: &Value| {
-            peer.ask("POST", &format!("{GROUP}/{plural}"), &body.to_string())
-        };
-        post("validatingadmissionpolicies", &policy)?;
-        post("validatingadmissionpolicybindings", &binding)?;
+        [
+            ("validatingadmissionpolicies", policy),
+            ("validatingadmissionpolicybindings", binding),
+        ]
+    })
+    .collect()
+}
+
+/// A ConfigMap that the last policy rejects.
+pub(crate) fn rejected() -> Value {
+    json!({"metadata": {"name": "bench-marker"}, "data": {"text": "x"}})
+}
+
+fn prepare(peer: &Peer) -> anyhow::Result<()> {
+    for (plural, object) in policies() {
+        peer.ask("POST", &format!("{GROUP}/{plural}"), &object.to_string())?;
     }
-    let body = json!({"metadata": {"name": "bench-marker"}, "data": {"text": "x"}}).to_string();
     let path = format!("{}?dryRun=All", scenario::path("configmaps"));
+    let body = rejected().to_string();
     until(|| peer.ask("POST", &path, &body).is_err())
 }
 
