@@ -58,6 +58,16 @@ impl Namespace {
         }
     }
 
+    /// The caller's own namespace, as long as the calling thread lives.
+    pub fn here() -> Self {
+        let (release, _) = mpsc::channel();
+        let path = format!("/proc/{}/task/{}/ns/net", std::process::id(), gettid()).into();
+        Self {
+            path,
+            _release: release,
+        }
+    }
+
     /// The path by which it can be entered.
     pub fn path(&self) -> &Path {
         &self.path
@@ -243,4 +253,38 @@ pub fn send_icmp(to: IpAddr, message: &[u8]) {
     let raw = socket(family, SockType::Raw, SockFlag::empty(), protocol).unwrap();
     let to = SockaddrStorage::from(SocketAddr::new(to, 0));
     sendto(raw.as_raw_fd(), message, &to, MsgFlags::empty()).unwrap();
+}
+
+/// The ICMP message "port unreachable" about a datagram from `client` to `server`, for [`send_icmp`].
+pub fn port_unreachable(client: SocketAddr, server: SocketAddr) -> Vec<u8> {
+    let mut quoted = match (client.ip(), server.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let head = [0x45, 0, 0, 29, 0, 0, 0, 0, 64, 17, 0, 0];
+            [&head[..], &from.octets(), &to.octets()].concat()
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let head = [0x60, 0, 0, 0, 0, 9, 17, 64];
+            [&head[..], &from.octets(), &to.octets()].concat()
+        }
+        _ => panic!("two families"),
+    };
+    for word in [client.port(), server.port(), 9, 0] {
+        quoted.extend(word.to_be_bytes());
+    }
+    let kind = if client.is_ipv4() { [3, 3] } else { [1, 4] };
+    let mut message = [&kind[..], &[0; 6], &quoted].concat();
+    if client.is_ipv4() {
+        // The kernel computes only the checksum of ICMPv6.
+        let words = message.chunks(2).map(|two| {
+            let low = two.get(1).copied().unwrap_or_default();
+            u32::from(u16::from_be_bytes([two[0], low]))
+        });
+        let mut sum: u32 = words.sum();
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        let sum = !u16::try_from(sum).unwrap();
+        message[2..4].copy_from_slice(&sum.to_be_bytes());
+    }
+    message
 }

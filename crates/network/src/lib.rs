@@ -5,6 +5,7 @@
 //! the cluster's id in its name, and [`cleanup`] removes exactly that.
 
 pub mod announce;
+mod budget;
 mod check_timer;
 mod cleanup;
 mod client_shares;
@@ -40,6 +41,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+pub use budget::over_budget;
 pub use check_timer::CheckTimer;
 pub use cleanup::cleanup;
 pub use client_shares::{ClientShares, Share};

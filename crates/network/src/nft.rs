@@ -23,6 +23,8 @@ const LARGE: usize = 256 * 1024;
 /// For the same reason a session is replaced after this many bytes.
 const SESSION_BYTES: usize = 4 * 1024 * 1024;
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// A large batch gets another second for each of these.
+const BYTES_PER_SECOND: usize = 100_000;
 const PROBE_WITHIN: Duration = Duration::from_secs(2);
 
 /// Statements that are applied atomically.
@@ -284,7 +286,9 @@ async fn run_once(batch: &Batch) -> Result<()> {
         // An error can close the pipe early; the exit status is more precise.
         let _ = stdin.write_all(text.as_bytes()).await;
     }
-    let output = timeout(ANSWER_WITHIN, child.wait_with_output())
+    let size = u64::try_from(text.len() / BYTES_PER_SECOND).unwrap_or(u64::MAX);
+    let within = ANSWER_WITHIN + Duration::from_secs(size);
+    let output = timeout(within, child.wait_with_output())
         .await
         .map_err(|_| Error::NftSession("nft did not end in time".into()))?
         .map_err(failed)?;

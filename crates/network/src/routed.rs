@@ -293,8 +293,8 @@ impl RoutedNetwork {
         links::connect(host, &request.netns, &link).await?;
         let through = record.egress_link.as_deref().unwrap_or_default();
         shape::limit(host, &record.host_link, through, &record.limits).await?;
-        let opened = rules::open_ports(&self.config.id, record, &self.others(record));
-        self.change_rules(&opened).await
+        let added = rules::add_pod(&self.config.id, record, &self.others(record));
+        self.change_rules(&added).await
     }
 }
 
@@ -369,8 +369,8 @@ impl PodNetwork for RoutedNetwork {
         }
         // The record is removed first: if the table is rewritten, these ports are not in it.
         self.ipam.lock().release(sandbox_id)?;
-        let closed = rules::close_ports(&self.config.id, &record, &self.others(&record));
-        self.change_rules(&closed).await?;
+        let removed = rules::remove_pod(&self.config.id, &record, &self.others(&record));
+        self.change_rules(&removed).await?;
         forget_datagrams(record).await
     }
 

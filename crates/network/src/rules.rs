@@ -28,14 +28,17 @@ pub(crate) fn full(id: &str, cluster_cidrs: &[IpNet], records: &[Record]) -> Bat
                 "add map inet {table} {map}{suffix} {{ type {key} : {target}; }}"
             ));
         }
-        batch.push(format!(
-            "add set inet {table} hairpin{suffix} {{ type {kind} . {kind}; }}"
-        ));
+        for set in ["hairpin", "itself"] {
+            batch.push(format!(
+                "add set inet {table} {set}{suffix} {{ type {kind} . {kind}; }}"
+            ));
+        }
     }
     chains(&mut batch, &table, cluster_cidrs);
     loopback(&mut batch, id);
     sources(&mut batch, id, cluster_cidrs);
     overlay(&mut batch, id, cluster_cidrs);
+    errors(&mut batch, id);
     change(&mut batch, &table, &Elements::new(), &elements(records));
     batch
 }
@@ -161,16 +164,38 @@ fn overlay(batch: &mut Batch, id: &str, cluster_cidrs: &[IpNet]) {
     }
 }
 
-/// Adds a pod's host ports, unless another pod has them.
-pub(crate) fn open_ports(id: &str, record: &Record, others: &[Record]) -> Batch {
+/// A pod may send ICMP errors only about its own connections. The kernel looks only at the connection that an error
+/// quotes: with errors about those of others, a pod could end them or make their packets smaller, also those of the node.
+fn errors(batch: &mut Batch, id: &str) {
+    let (table, links) = (names::table(id), names::link_prefix(id));
+    let mut add = |text: String| batch.push(format!("add {text}"));
+    add(format!("chain inet {table} foreign-errors"));
+    for (suffix, family, _) in FAMILIES {
+        for end in ["original", "reply"] {
+            add(format!(
+                "rule inet {table} foreign-errors {family} saddr . ct {end} {family} saddr @itself{suffix} return"
+            ));
+        }
+    }
+    add(format!("rule inet {table} foreign-errors counter drop"));
+    add(format!(
+        "chain inet {table} errors {{ type filter hook prerouting priority -150; }}"
+    ));
+    add(format!(
+        "rule inet {table} errors meta l4proto {{ 1, 58 }} iifname \"{links}*\" ct state related jump foreign-errors"
+    ));
+}
+
+/// Adds a pod: its host ports, unless another pod has them, and the connections that it may send errors about.
+pub(crate) fn add_pod(id: &str, record: &Record, others: &[Record]) -> Batch {
     let (without, with) = beside(record, others);
     let mut batch = Batch::new();
     change(&mut batch, &names::table(id), &without, &with);
     batch
 }
 
-/// Removes a pod's host ports. A port that another pod waits for becomes that pod's.
-pub(crate) fn close_ports(id: &str, record: &Record, others: &[Record]) -> Batch {
+/// Removes a pod. A host port that another pod waits for becomes that pod's.
+pub(crate) fn remove_pod(id: &str, record: &Record, others: &[Record]) -> Batch {
     let (without, with) = beside(record, others);
     let mut batch = Batch::new();
     change(&mut batch, &names::table(id), &with, &without);
@@ -195,8 +220,13 @@ fn elements(records: &[Record]) -> Elements {
     for record in records {
         let ports = record.port_mappings.iter();
         let ports: Vec<_> = ports.filter(|port| port.host_port != 0).collect();
-        for address in record.addresses.iter().filter(|_| !ports.is_empty()) {
+        for address in &record.addresses {
             let suffix = if address.is_ipv4() { "4" } else { "6" };
+            let itself = format!("{address} . {address}");
+            all.insert((format!("itself{suffix}"), itself.clone()), None);
+            if ports.is_empty() {
+                continue;
+            }
             for port in &ports {
                 let key = format!("{} . {}", port.protocol.as_str(), port.host_port);
                 let (map, key) = match port.host_ip.filter(|ip| !ip.is_unspecified()) {
@@ -208,7 +238,6 @@ fn elements(records: &[Record]) -> Elements {
                 all.entry((format!("{map}{suffix}"), key))
                     .or_insert(Some(target));
             }
-            let itself = format!("{address} . {address}");
             all.insert((format!("hairpin{suffix}"), itself), None);
         }
     }
@@ -262,6 +291,13 @@ mod tests {
         }
     }
 
+    /// The statement about a pod and itself in a set.
+    fn itself(verb: &str, set: &str, last: u8) -> String {
+        format!(
+            "{verb} element inet mainstay-0123abcd {set}4 {{ 10.42.0.{last} . 10.42.0.{last} }}"
+        )
+    }
+
     #[test]
     fn the_second_pod_with_a_host_port_gets_it_after_the_first_is_removed() {
         let (first, mut second) = (record(None), record(None));
@@ -269,21 +305,24 @@ mod tests {
         second.addresses = vec!["10.42.0.6".parse().unwrap()];
         second.attached_at = 2;
         let table = "inet mainstay-0123abcd";
-        let itself = |verb: &str, last: u8| {
-            format!("{verb} element {table} hairpin4 {{ 10.42.0.{last} . 10.42.0.{last} }}")
+        let both = |verb: &str, last: u8| {
+            ["hairpin", "itself"]
+                .map(|set| itself(verb, set, last))
+                .to_vec()
         };
-        let opened = open_ports("0123abcd", &second, std::slice::from_ref(&first));
-        assert_eq!(opened.statements(), [itself("add", 6)]);
+        let added = add_pod("0123abcd", &second, std::slice::from_ref(&first));
+        assert_eq!(added.statements(), both("add", 6));
         let leads = |verb: &str, last: u8| {
             format!("{verb} element {table} hostports4 {{ tcp . 8080 : 10.42.0.{last} . 80 }}")
         };
-        let closed = close_ports("0123abcd", &first, &[second.clone()]);
+        let removed = remove_pod("0123abcd", &first, &[second.clone()]);
+        let [hairpin, own] = ["hairpin", "itself"].map(|set| itself("delete", set, 5));
         assert_eq!(
-            closed.statements(),
-            [itself("delete", 5), leads("delete", 5), leads("add", 6)]
+            removed.statements(),
+            [hairpin, leads("delete", 5), own, leads("add", 6)]
         );
-        let closed = close_ports("0123abcd", &second, std::slice::from_ref(&first));
-        assert_eq!(closed.statements(), [itself("delete", 6)]);
+        let removed = remove_pod("0123abcd", &second, std::slice::from_ref(&first));
+        assert_eq!(removed.statements(), both("delete", 6));
         let whole = full("0123abcd", &[], &[second, first]);
         let ports = whole.statements().iter().filter(|s| s.contains("8080"));
         assert_eq!(ports.collect::<Vec<_>>(), [&leads("add", 5)]);
@@ -292,17 +331,19 @@ mod tests {
     #[test]
     fn a_host_port_leads_to_the_pod_and_back_to_itself() {
         assert_eq!(
-            open_ports("0123abcd", &record(None), &[]).statements(),
+            add_pod("0123abcd", &record(None), &[]).statements(),
             [
-                "add element inet mainstay-0123abcd hairpin4 { 10.42.0.5 . 10.42.0.5 }",
-                "add element inet mainstay-0123abcd hostports4 { tcp . 8080 : 10.42.0.5 . 80 }",
+                itself("add", "hairpin", 5),
+                "add element inet mainstay-0123abcd hostports4 { tcp . 8080 : 10.42.0.5 . 80 }"
+                    .into(),
+                itself("add", "itself", 5),
             ]
         );
     }
 
     #[test]
     fn a_host_address_limits_the_port() {
-        let batch = close_ports("0123abcd", &record(Some("192.0.2.7")), &[]);
+        let batch = remove_pod("0123abcd", &record(Some("192.0.2.7")), &[]);
         assert_eq!(
             batch.statements()[1],
             "delete element inet mainstay-0123abcd hostports-at4 { 192.0.2.7 . tcp . 8080 : 10.42.0.5 . 80 }"
@@ -310,10 +351,11 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_ports_needs_no_rules() {
+    fn a_pod_without_ports_may_only_send_errors_about_its_own_connections() {
         let mut record = record(None);
         record.port_mappings.clear();
-        assert!(open_ports("0123abcd", &record, &[]).is_empty());
+        let added = add_pod("0123abcd", &record, &[]);
+        assert_eq!(added.statements(), [itself("add", "itself", 5)]);
     }
 
     #[test]

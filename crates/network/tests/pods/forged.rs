@@ -1,6 +1,7 @@
 //! Packets with senders of others: from pods, and of the overlay.
 
 use std::{
+    io::ErrorKind,
     net::{SocketAddr, UdpSocket},
     time::Duration,
 };
@@ -9,6 +10,9 @@ use network::{PodNetwork, netns, nft::Nft};
 use network_lab::{self as lab, NODE_IP, Namespace};
 
 use super::{at, config, distant_nodes, node_routes, reach_the_second_node, request};
+
+const SHORT: Duration = Duration::from_millis(300);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A VXLAN packet with an inner datagram, as a node sends it.
 fn packed(mac: &str, source: [u8; 4], to: [u8; 4], port: u16, text: &[u8]) -> Vec<u8> {
@@ -140,5 +144,95 @@ fn a_pod_cannot_fill_the_nodes_neighbour_table() {
             .await;
         let answer = pod.ask(SocketAddr::new(NODE_IP, 9090)).await;
         assert_eq!(answer.unwrap(), "node 10.42.0.1");
+    });
+}
+
+/// Whether a datagram that was answered before is refused now, after a pod has sent an error about it.
+async fn is_refused(client: &Namespace, server: SocketAddr, forger: &Namespace) -> bool {
+    let any = if server.is_ipv4() {
+        "0.0.0.0:0"
+    } else {
+        "[::]:0"
+    };
+    let connect = move || {
+        let socket = UdpSocket::bind(any).unwrap();
+        socket.connect(server).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.send(b"?").unwrap();
+        socket.recv(&mut [0; 64]).unwrap();
+        socket
+    };
+    let socket = netns::run(client.path(), connect).await.unwrap();
+    let own = socket.local_addr().unwrap();
+    let message = lab::port_unreachable(own, server);
+    let forge = move || lab::send_icmp(own.ip(), &message);
+    netns::run(forger.path(), forge).await.unwrap();
+    socket.set_read_timeout(Some(SHORT)).unwrap();
+    socket.recv(&mut [0; 64]).unwrap_err().kind() == ErrorKind::ConnectionRefused
+}
+
+#[test]
+fn a_pod_sends_errors_only_about_its_own_connections() {
+    lab::node(|outside| async move {
+        let state = tempfile::tempdir().unwrap();
+        lab::command("ip address add 2001:db8::1/64 dev wire0 nodad");
+        outside
+            .command("ip address add 2001:db8::2/64 dev wire1 nodad")
+            .await;
+        let mut config = config(state.path());
+        config.cluster_cidrs.push("fd00:42::/48".parse().unwrap());
+        config.node_ips.push("2001:db8::1".parse().unwrap());
+        let network = config.build(Nft::new()).unwrap();
+        let cidrs = ["10.42.0.0/24", "fd00:42::/64"].map(|cidr| cidr.parse().unwrap());
+        network.set_pod_cidrs(cidrs.into()).await.unwrap();
+        let [client, server, forger] = [Namespace::new(), Namespace::new(), Namespace::new()];
+        for (name, pod) in [
+            ("client", &client),
+            ("server", &server),
+            ("forger", &forger),
+        ] {
+            network.attach(request(name, pod)).await.unwrap();
+        }
+        server.serve("server", 80).await;
+        outside.serve("outside", 80).await;
+        let node = Namespace::here();
+        for (of_pod, of_outside) in [
+            ("10.42.0.2:80", "192.0.2.2:80"),
+            ("[fd00:42::2]:80", "[2001:db8::2]:80"),
+        ] {
+            assert!(!is_refused(&client, at(of_pod), &forger).await, "{of_pod}");
+            // Also those of the node, such as the packets of the overlay.
+            assert!(
+                !is_refused(&node, at(of_outside), &forger).await,
+                "{of_outside}"
+            );
+            // A pod refuses its own, at either end.
+            assert!(is_refused(&client, at(of_pod), &server).await, "{of_pod}");
+            let closed = at(&of_pod.replace(":80", ":81"));
+            let ask = move || {
+                let socket = UdpSocket::bind(if closed.is_ipv4() {
+                    "0.0.0.0:0"
+                } else {
+                    "[::]:0"
+                });
+                let socket = socket.unwrap();
+                socket.connect(closed).unwrap();
+                socket.set_read_timeout(Some(PATIENCE)).unwrap();
+                socket.send(b"?").unwrap();
+                socket.recv(&mut [0; 64]).unwrap_err().kind()
+            };
+            let refused = netns::run(client.path(), ask).await.unwrap();
+            assert_eq!(refused, ErrorKind::ConnectionRefused, "{closed}");
+        }
+        // Without the rule, the kernel believes the forger.
+        lab::command("nft flush chain inet mainstay-0123abcd errors");
+        assert!(is_refused(&client, at("10.42.0.2:80"), &forger).await);
+        assert!(is_refused(&node, at("[2001:db8::2]:80"), &forger).await);
+        // Nothing is left of a pod that is gone.
+        for name in ["client", "server", "forger"] {
+            network.detach(name, None).await.unwrap();
+        }
+        let set = lab::command("nft list set inet mainstay-0123abcd itself6");
+        assert!(!set.contains("fd00:42::"), "{set}");
     });
 }

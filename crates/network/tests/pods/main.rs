@@ -127,6 +127,67 @@ fn host_ports_lead_to_the_pod_from_everywhere() {
 }
 
 #[test]
+fn host_ports_may_have_an_address_and_every_protocol() {
+    lab::node(|outside| async move {
+        let state = tempfile::tempdir().unwrap();
+        lab::command("ip address add 192.0.2.77/24 dev wire0");
+        lab::command("ip address add 2001:db8::1/64 dev wire0 nodad");
+        outside
+            .command("ip address add 2001:db8::2/64 dev wire1 nodad")
+            .await;
+        let mut config = config(state.path());
+        config.cluster_cidrs.push("fd00:42::/48".parse().unwrap());
+        config.node_ips.push("2001:db8::1".parse().unwrap());
+        let network = config.build(Nft::new()).unwrap();
+        let cidrs = ["10.42.0.0/24", "fd00:42::/64"].map(|cidr| cidr.parse().unwrap());
+        network.set_pod_cidrs(cidrs.into()).await.unwrap();
+        let pod = Namespace::new();
+        let mut with_ports = request("a", &pod);
+        let port = |protocol, host_port, host_ip: Option<&str>| PortMapping {
+            protocol,
+            container_port: 80,
+            host_port,
+            host_ip: host_ip.map(|ip| ip.parse().unwrap()),
+        };
+        with_ports.port_mappings = vec![
+            port(Protocol::Tcp, 8080, Some("192.0.2.1")),
+            port(Protocol::Tcp, 8081, Some("2001:db8::1")),
+            port(Protocol::Udp, 8082, None),
+            port(Protocol::Tcp, 8083, Some("0.0.0.0")),
+            // The kernel has rules for it, whether it has the protocol or not.
+            port(Protocol::Sctp, 8084, None),
+            port(Protocol::Sctp, 8085, Some("192.0.2.1")),
+        ];
+        network.attach(with_ports).await.unwrap();
+        pod.serve("a", 80).await;
+        for (to, answers) in [
+            ("192.0.2.1:8080", true),
+            ("192.0.2.77:8080", false),
+            ("[2001:db8::1]:8080", false),
+            ("[2001:db8::1]:8081", true),
+            ("192.0.2.1:8081", false),
+            ("192.0.2.77:8083", true),
+            ("192.0.2.1:8082", false),
+            ("192.0.2.1:8084", false),
+        ] {
+            assert_eq!(outside.ask(at(to)).await.is_some(), answers, "{to}");
+        }
+        for to in ["192.0.2.77:8082", "[2001:db8::1]:8082"] {
+            assert!(outside.ask_udp(at(to)).await.is_some(), "{to}");
+        }
+        let rules = lab::command("nft list table inet mainstay-0123abcd");
+        for element in [
+            "sctp . 8084 : 10.42.0.1 . 80",
+            "192.0.2.1 . sctp . 8085 : 10.42.0.1 . 80",
+        ] {
+            assert!(rules.contains(element), "{rules}");
+        }
+        network.detach("a", None).await.unwrap();
+        assert!(!lab::command("nft list ruleset").contains("sctp"));
+    });
+}
+
+#[test]
 fn a_host_port_that_a_process_of_the_node_listens_on_is_refused() {
     lab::node(|outside| async move {
         let state = tempfile::tempdir().unwrap();
