@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 type Labels = BTreeMap<String, String>;
 
+/// Values are sorted.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Requirement {
     In(String, Vec<String>),
@@ -37,7 +38,9 @@ impl Selector {
         let mut requirements: Vec<Requirement> = equal.collect();
         for expression in selector.match_expressions.iter().flatten() {
             let (key, values) = (expression.key.clone(), expression.values.clone());
-            let values = values.unwrap_or_default();
+            let mut values = values.unwrap_or_default();
+            // A user chooses how many there are, and every object is compared with them.
+            values.sort_unstable();
             requirements.push(match expression.operator.as_str() {
                 "In" => Requirement::In(key, values),
                 "NotIn" => Requirement::NotIn(key, values),
@@ -96,7 +99,10 @@ impl Selector {
 
     /// Whether it matches labels given as a function from key to value.
     pub fn matches_with<'a>(&self, get: impl Fn(&str) -> Option<&'a str>) -> bool {
-        let is_one_of = |value: &str, values: &[String]| values.iter().any(|one| one == value);
+        let is_one_of = |value: &str, values: &[String]| {
+            let found = values.binary_search_by(|one| one.as_str().cmp(value));
+            found.is_ok()
+        };
         self.requirements.as_ref().is_some_and(|requirements| {
             requirements.iter().all(|requirement| match requirement {
                 Requirement::In(key, values) => {
