@@ -14,7 +14,10 @@ use k8s_openapi::api::{
 };
 use kube::ResourceExt;
 use lifecycle::{Context, Failure, Outcome, Run};
-use network::{CheckTimer, Error, names, nft::Nft};
+use network::{
+    CheckTimer, Error, names,
+    nft::{Batch, Nft},
+};
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 use tracing::warn;
@@ -185,6 +188,7 @@ impl Enforcer {
             sources,
             state: State::new(table),
             waiting: Vec::new(),
+            refused: BTreeSet::new(),
         };
         // Existing objects arrive as events, too: the first round writes the whole table.
         let mut dirty = Dirty::default();
@@ -228,6 +232,8 @@ struct Worker<'a> {
     state: State,
     /// Answered when the next batch is applied.
     waiting: Vec<oneshot::Sender<()>>,
+    /// The namespaces whose policies cost too much.
+    refused: BTreeSet<String>,
 }
 
 impl Worker<'_> {
@@ -260,6 +266,20 @@ impl Worker<'_> {
         }
     }
 
+    /// The statements for all changes.
+    fn commit(&mut self) -> Batch {
+        let batch = self.state.commit();
+        if self.refused != *self.state.refused() {
+            self.refused.clone_from(self.state.refused());
+            let namespaces = &self.refused;
+            warn!(
+                ?namespaces,
+                "policies of namespaces that have too many rules and selectors allow nothing on this node"
+            );
+        }
+        batch
+    }
+
     async fn start(&mut self, dirty: Dirty) -> Outcome {
         self.decide(dirty);
         let attached = self.enforcer.attached.lock().clone();
@@ -267,13 +287,14 @@ impl Worker<'_> {
             let addresses: Vec<IpAddr> = addresses.into_iter().collect();
             self.state.attach(&key, &addresses);
         }
+        self.commit();
         self.enforcer.nft.apply(&self.state.full()).await?;
         Ok(())
     }
 
     async fn apply(&mut self, dirty: Dirty) -> Outcome {
         self.decide(dirty);
-        let batch = self.state.commit();
+        let batch = self.commit();
         if let Err(error) = self.enforcer.nft.apply(&batch).await {
             warn!(%error, "rewriting the nftables table of network policies");
             self.enforcer.nft.apply(&self.state.full()).await?;

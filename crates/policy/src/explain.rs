@@ -18,6 +18,17 @@ pub struct End {
     pub addresses: Vec<IpAddr>,
     /// The pod, with its key and its namespace's labels; `None` for hosts and nodes.
     pub pod: Option<(Key, Pod, Labels)>,
+    /// The addresses of the pod's node.
+    pub node: Vec<IpAddr>,
+}
+
+impl End {
+    /// With the addresses of one family only; `None` without any.
+    pub fn of_family(&self, v4: bool) -> Option<Self> {
+        let mut end = self.clone();
+        end.addresses.retain(|ip| ip.is_ipv4() == v4);
+        (!end.addresses.is_empty()).then_some(end)
+    }
 }
 
 /// A connection to explain.
@@ -38,6 +49,10 @@ pub struct Connection {
 pub enum Judgement {
     /// No policy isolates the pod in this direction, or there is no pod.
     NotIsolated,
+    /// Policies isolate the pod, but not from itself.
+    Itself,
+    /// Policies isolate the pod, but not from its own node.
+    OwnNode,
     /// This rule of this policy allows it; rules are counted from zero.
     Allowed(Key, usize),
     /// These policies isolate the pod, and no rule allows it.
@@ -64,7 +79,7 @@ pub fn explain(
     let Some((key, pod, _)) = &own.pod else {
         return Judgement::NotIsolated;
     };
-    let is_itself = other.pod.as_ref().is_some_and(|(of, _, _)| of == key);
+    let exception = exception(key, own, other);
     let selecting = policies.iter().filter(|(policy_key, policy)| {
         policy_key.0 == key.0
             && policy.rules(direction).is_some()
@@ -79,9 +94,22 @@ pub fn explain(
         }
         isolating.push(policy_key.clone());
     }
-    match isolating.is_empty() || is_itself {
-        true => Judgement::NotIsolated,
-        false => Judgement::Denied(isolating),
+    match (isolating.is_empty(), exception) {
+        (true, _) => Judgement::NotIsolated,
+        (false, Some(exception)) => exception,
+        (false, None) => Judgement::Denied(isolating),
+    }
+}
+
+/// What a pod reaches, and what reaches it, whatever its policies.
+fn exception(key: &Key, own: &End, other: &End) -> Option<Judgement> {
+    match &other.pod {
+        Some((of, _, _)) => (of == key).then_some(Judgement::Itself),
+        None => {
+            let mut addresses = other.addresses.iter();
+            let is_node = addresses.any(|ip| own.node.contains(ip));
+            is_node.then_some(Judgement::OwnNode)
+        }
     }
 }
 
@@ -138,6 +166,7 @@ mod tests {
                 pod,
                 labels("team", namespace),
             )),
+            node: vec!["192.0.2.77".parse().unwrap()],
         }
     }
 
@@ -173,10 +202,7 @@ mod tests {
         let denied = Judgement::Denied(vec![key("p0"), key("p1")]);
         assert_eq!(ingress(a(), 81), denied);
         assert_eq!(ingress(end("y", "a", "10.42.0.3"), 80), denied);
-        assert_eq!(
-            ingress(end("x", "b", "10.42.0.2"), 81),
-            Judgement::NotIsolated
-        );
+        assert_eq!(ingress(end("x", "b", "10.42.0.2"), 81), Judgement::Itself);
         assert_eq!(
             judged(&policies, Direction::Egress, a(), 81),
             Judgement::NotIsolated
@@ -185,17 +211,19 @@ mod tests {
 
     #[test]
     fn a_host_is_known_by_its_address_alone() {
-        let block = json!({"cidr": "192.0.2.0/24", "except": ["192.0.2.9/32"]});
+        let block = json!({"cidr": "192.0.2.0/26", "except": ["192.0.2.9/32"]});
         let policies = [json!({"podSelector": {}, "ingress": [
             {"from": [{"namespaceSelector": {}}]}, {"from": [{"ipBlock": block}]}]})];
         for (ip, passes) in [
             ("192.0.2.1", true),
             ("192.0.2.9", false),
             ("198.51.100.1", false),
+            // The node of the pod.
+            ("192.0.2.77", true),
         ] {
             let host = End {
                 addresses: vec![ip.parse().unwrap()],
-                pod: None,
+                ..End::default()
             };
             let found = judged(&policies, Direction::Ingress, host, 80);
             assert_eq!(found.passes(), passes, "{ip}");

@@ -49,7 +49,7 @@ pub struct Policy {
 }
 
 /// Allows connections with one of the peers on one of the ports.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Rule {
     /// Empty means all peers.
     pub peers: Vec<Peer>,
@@ -58,7 +58,7 @@ pub struct Rule {
 }
 
 /// The other side of a connection.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Peer {
     /// Pods.
     Pods(PodQuery),
@@ -103,7 +103,7 @@ impl PodQuery {
 }
 
 /// Ports of servers.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Ports {
     /// Whole protocols.
     pub protocols: BTreeSet<Protocol>,
@@ -239,15 +239,29 @@ impl Ports {
                 }
             }
         }
-        for protocol in &all.protocols {
-            all.numbers.remove(protocol);
+        all.normalise();
+        all
+    }
+
+    /// Adds the ports of another rule, both of which have ports.
+    pub fn extend(&mut self, other: &Self) {
+        self.protocols.extend(&other.protocols);
+        self.names.extend(other.names.iter().cloned());
+        for (protocol, ranges) in &other.numbers {
+            self.numbers.entry(*protocol).or_default().extend(ranges);
         }
-        all.names
-            .retain(|(protocol, _)| !all.protocols.contains(protocol));
-        for ranges in all.numbers.values_mut() {
+        self.normalise();
+    }
+
+    fn normalise(&mut self) {
+        for protocol in &self.protocols {
+            self.numbers.remove(protocol);
+        }
+        self.names
+            .retain(|(protocol, _)| !self.protocols.contains(protocol));
+        for ranges in self.numbers.values_mut() {
             *ranges = merged(std::mem::take(ranges));
         }
-        all
     }
 }
 

@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use k8s_openapi::api::core::v1 as core;
@@ -14,10 +15,13 @@ use network::{Protocol, nft::Batch};
 
 use crate::{
     policy::{Direction, Key, Labels, Policy},
-    rules::{Compiled, FAMILIES, Family, NamedSet, compile, short_hash},
+    rules::{Compiled, FAMILIES, Family, NamedSet, address_range, compile, port_range, short_hash},
     table::{Chain, Table},
 };
 
+/// What all policies of a node may cost (see [`Compiled::cost`]). A user who may write policies chooses how many peers
+/// and ports they have, and every user of the node waits for the kernel to take them.
+const BUDGET: usize = 150_000;
 /// nft's maximum length of comments.
 const COMMENT_BYTES: usize = 120;
 
@@ -111,7 +115,10 @@ impl Verdict {
 struct InUse {
     /// The number of pod chains that jump to it.
     users: usize,
-    compiled: Compiled,
+    /// Its rules.
+    compiled: Arc<Compiled>,
+    /// Its rules in the table; `None` if it has none there.
+    written: Option<Arc<Compiled>>,
 }
 
 /// The state of the cluster and of the table.
@@ -128,6 +135,26 @@ pub struct State {
     shared: BTreeMap<String, usize>,
     /// Sets of rules, with the number of policy chains that use each.
     asked: BTreeMap<String, (NamedSet, usize)>,
+    /// Whether chains of policies changed since rules were last chosen.
+    is_unfitted: bool,
+    /// Namespaces whose policies cost too much: they allow nothing.
+    refused: BTreeSet<String>,
+}
+
+/// The type and the elements of a set that does not depend on pods.
+fn constant(asked: &NamedSet) -> Option<(&'static str, Vec<String>)> {
+    match asked {
+        NamedSet::Numbers(ranges) => {
+            let ranges = ranges.iter().copied().map(port_range);
+            Some(("inet_service", ranges.collect()))
+        }
+        NamedSet::Blocks(ranges) => {
+            let kind = ranges.first().map(|(ip, _)| Family::from_address(*ip).kind);
+            let ranges = ranges.iter().copied().map(address_range);
+            Some((kind?, ranges.collect()))
+        }
+        NamedSet::Pods(_) | NamedSet::NamedPorts(..) => None,
+    }
 }
 
 fn policy_chain(direction: Direction, key: &Key) -> String {
@@ -155,6 +182,8 @@ impl State {
             in_use: BTreeMap::new(),
             shared: BTreeMap::new(),
             asked: BTreeMap::new(),
+            is_unfitted: false,
+            refused: BTreeSet::new(),
         }
     }
 
@@ -165,12 +194,19 @@ impl State {
 
     /// The statements for the changes since the last commit.
     pub fn commit(&mut self) -> Batch {
+        self.fit();
         self.table.commit()
     }
 
     /// The whole table, written from scratch.
     pub fn full(&mut self) -> Batch {
+        self.fit();
         self.table.full()
+    }
+
+    /// The namespaces whose policies allow nothing, since they cost too much.
+    pub fn refused(&self) -> &BTreeSet<String> {
+        &self.refused
     }
 
     /// A pod was added, changed, terminated or deleted.
@@ -265,9 +301,10 @@ impl State {
         let addresses: BTreeSet<&IpAddr> = pod.addresses.union(&tracked.attached).collect();
         let set = |ip: &IpAddr| format!("{name}{}", Family::from_address(*ip).digit);
         match asked {
-            NamedSet::Pods(query) => {
+            NamedSet::Pods(queries) => {
                 let namespace = self.namespaces.get(&key.0);
-                if !query.matches(&key.0, namespace, &pod.labels) {
+                let mut queries = queries.iter();
+                if !queries.any(|query| query.matches(&key.0, namespace, &pod.labels)) {
                     return Vec::new();
                 }
                 let element = |ip: &IpAddr| (set(ip), ip.to_string());
@@ -285,7 +322,7 @@ impl State {
                 };
                 addresses.into_iter().flat_map(element).collect()
             }
-            NamedSet::Numbers(_) => Vec::new(),
+            NamedSet::Numbers(_) | NamedSet::Blocks(_) => Vec::new(),
         }
     }
 
@@ -311,14 +348,10 @@ impl State {
             return;
         }
         self.asked.insert(name.to_owned(), (asked.clone(), 1));
-        if let NamedSet::Numbers(ranges) = asked {
-            self.table
-                .add_set(name, "type inet_service; flags interval;");
-            for (first, last) in ranges {
-                let range = match first == last {
-                    true => first.to_string(),
-                    false => format!("{first}-{last}"),
-                };
+        if let Some((kind, ranges)) = constant(asked) {
+            let declaration = format!("type {kind}; flags interval;");
+            self.table.add_set(name, declaration);
+            for range in ranges {
                 self.table.add_element(name, &range);
             }
             return;
@@ -330,7 +363,11 @@ impl State {
             };
             self.table.add_set(&format!("{name}{digit}"), kind);
         }
-        for key in self.pods.keys().cloned().collect::<Vec<_>>() {
+        let pods: Vec<Key> = match asked.namespace() {
+            Some(namespace) => self.pods_in(namespace),
+            None => self.pods.keys().cloned().collect(),
+        };
+        for key in pods {
             for (set, element) in self.wanted(&key, name, asked) {
                 self.table.add_element(&set, &element);
                 if let Some(tracked) = self.pods.get_mut(&key) {
@@ -349,7 +386,7 @@ impl State {
             return;
         }
         let sets = match asked {
-            NamedSet::Numbers(_) => vec![name.to_owned()],
+            NamedSet::Numbers(_) | NamedSet::Blocks(_) => vec![name.to_owned()],
             _ => FAMILIES
                 .map(|family| format!("{name}{}", family.digit))
                 .to_vec(),
@@ -365,39 +402,18 @@ impl State {
 
     // Policy chains.
 
-    /// Updates a policy's chain, if it is in use, to the current rules.
+    /// Updates a policy's rules, if it is in use.
     fn recompile(&mut self, direction: Direction, key: &Key) {
-        let place = (direction, key.clone());
         let rules = self
             .policies
             .get(key)
             .and_then(|policy| policy.rules(direction));
+        let in_use = self.in_use.get_mut(&(direction, key.clone()));
         // Pod chains that are about to be removed may still jump to the chain of a deleted policy.
-        let (Some(rules), true) = (rules, self.in_use.contains_key(&place)) else {
-            return;
-        };
-        let compiled = compile(direction, rules);
-        self.ask_all(&compiled);
-        self.put_policy_chain(direction, key, &compiled);
-        let before = self.in_use.get_mut(&place);
-        let before = before.map(|in_use| std::mem::replace(&mut in_use.compiled, compiled));
-        for name in before.iter().flat_map(|before| before.asked.keys()) {
-            self.stop_asking(name);
+        if let (Some(rules), Some(in_use)) = (rules, in_use) {
+            in_use.compiled = Arc::new(compile(direction, rules));
+            self.is_unfitted = true;
         }
-    }
-
-    fn ask_all(&mut self, compiled: &Compiled) {
-        for (name, asked) in &compiled.asked {
-            self.ask(name, asked);
-        }
-    }
-
-    fn put_policy_chain(&mut self, direction: Direction, key: &Key, compiled: &Compiled) {
-        let chain = Chain {
-            header: comment(key),
-            rules: compiled.rules.clone(),
-        };
-        self.table.put_chain(&policy_chain(direction, key), chain);
     }
 
     fn use_policy(&mut self, direction: Direction, key: &Key) {
@@ -410,10 +426,15 @@ impl State {
             .policies
             .get(key)
             .and_then(|policy| policy.rules(direction));
-        let compiled = compile(direction, rules.unwrap_or_default());
-        self.ask_all(&compiled);
-        self.put_policy_chain(direction, key, &compiled);
-        self.in_use.insert(place, InUse { users: 1, compiled });
+        let compiled = Arc::new(compile(direction, rules.unwrap_or_default()));
+        self.put_policy_chain(direction, key, None);
+        let in_use = InUse {
+            users: 1,
+            compiled,
+            written: None,
+        };
+        self.in_use.insert(place, in_use);
+        self.is_unfitted = true;
     }
 
     fn stop_using_policy(&mut self, direction: Direction, key: &Key) {
@@ -427,8 +448,55 @@ impl State {
         }
         let over = self.in_use.remove(&place);
         self.table.remove_chain(&policy_chain(direction, key));
-        for name in over.iter().flat_map(|over| over.compiled.asked.keys()) {
+        let written = over.and_then(|over| over.written);
+        for name in written.iter().flat_map(|written| written.asked.keys()) {
             self.stop_asking(name);
+        }
+        self.is_unfitted = true;
+    }
+
+    fn put_policy_chain(&mut self, direction: Direction, key: &Key, compiled: Option<&Compiled>) {
+        let rules = compiled.map(|compiled| compiled.rules.clone());
+        let chain = Chain {
+            header: comment(key),
+            rules: rules.unwrap_or_default(),
+        };
+        self.table.put_chain(&policy_chain(direction, key), chain);
+    }
+
+    /// Writes the rules of all chains in use, except those of namespaces that cost too much. Their pods stay isolated.
+    fn fit(&mut self) {
+        if !std::mem::take(&mut self.is_unfitted) {
+            return;
+        }
+        let mut costs: BTreeMap<&str, usize> = BTreeMap::new();
+        for ((_, key), in_use) in &self.in_use {
+            *costs.entry(&key.0).or_default() += in_use.compiled.cost();
+        }
+        self.refused = network::over_budget(&costs, BUDGET);
+        let wanted = |namespace: &str, in_use: &InUse| {
+            let is_refused = self.refused.contains(namespace);
+            (!is_refused).then(|| in_use.compiled.clone())
+        };
+        let as_pointer = |one: &Option<Arc<Compiled>>| one.as_ref().map(Arc::as_ptr);
+        let changes = self.in_use.iter().filter_map(|(place, in_use)| {
+            let wanted = wanted(&place.1.0, in_use);
+            let is_changed = as_pointer(&wanted) != as_pointer(&in_use.written);
+            is_changed.then(|| (place.clone(), wanted))
+        });
+        for (place, wanted) in changes.collect::<Vec<_>>() {
+            let asked = wanted.iter().flat_map(|wanted| &wanted.asked);
+            for (name, asked) in asked {
+                self.ask(name, asked);
+            }
+            self.put_policy_chain(place.0, &place.1, wanted.as_deref());
+            let Some(in_use) = self.in_use.get_mut(&place) else {
+                continue;
+            };
+            let before = std::mem::replace(&mut in_use.written, wanted);
+            for name in before.iter().flat_map(|before| before.asked.keys()) {
+                self.stop_asking(name);
+            }
         }
     }
 
@@ -633,4 +701,64 @@ fn frame(table: &mut Table) {
         vec![format!("ct reply {ip} saddr vmap @ingress{digit}")]
     });
     chain("forward-ingress", &hook(1), ingress.collect());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn set_policy(state: &mut State, namespace: &str, name: &str, ingress: &Value) {
+        let object = json!({"metadata": {"name": name, "namespace": namespace}, "spec": {
+            "podSelector": {}, "ingress": ingress}});
+        let policy = Policy::from_object(&serde_json::from_value(object).unwrap());
+        state.set_policy(&(namespace.to_owned(), name.to_owned()), Some(policy));
+    }
+
+    #[test]
+    fn a_tenant_with_too_many_rules_loses_its_own_and_no_others() {
+        let mut state = State::new("t".into());
+        for (namespace, ip) in [("honest", "10.42.0.1"), ("greedy", "10.42.0.2")] {
+            let object = json!({"metadata": {"labels": {"app": "web"}}, "spec": {"nodeName": "here", "containers": []},
+                "status": {"podIPs": [{"ip": ip}]}});
+            let pod = Pod::from_object(&serde_json::from_value(object).unwrap(), "here");
+            state.set_pod(&(namespace.to_owned(), "web".to_owned()), pod);
+        }
+        let web = json!([{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}], "ports": [{"port": 80}]}]);
+        set_policy(&mut state, "honest", "web", &web);
+        set_policy(&mut state, "greedy", "web", &web);
+        state.commit();
+        let before = state.full();
+        let rule = |number: usize| json!({"from": [{"podSelector": {"matchLabels": {"app": number.to_string()}}}], "ports": [{"port": number}]});
+        let many: Vec<Value> = (1..3000).map(rule).collect();
+        set_policy(&mut state, "greedy", "many", &json!(many));
+        let change = state.commit();
+        assert!(state.refused().iter().eq(["greedy"]));
+        // Its chains are empty, and its pods stay isolated; nothing of the others is touched.
+        let accepts = change
+            .statements()
+            .iter()
+            .filter(|line| line.contains("accept"));
+        assert_eq!(accepts.count(), 0, "{:#?}", change.statements());
+        let verdicts = state.full();
+        let verdicts = verdicts.statements().iter();
+        let isolated =
+            verdicts.filter(|line| line.contains("ingress4") && line.contains("10.42.0.2"));
+        assert_eq!(isolated.count(), 1);
+        state.set_policy(&("greedy".to_owned(), "many".to_owned()), None);
+        state.commit();
+        assert!(state.refused().is_empty());
+        assert_eq!(state.full(), before);
+    }
+
+    #[test]
+    fn policies_of_ten_thousand_objects_fit() {
+        let rule = json!([{"from": [{"podSelector": {"matchLabels": {"app": "a"}}}, {"namespaceSelector": {}}],
+            "ports": [{"port": 80}, {"port": 443}]}]);
+        let object = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": {"podSelector": {}, "ingress": rule}});
+        let policy = Policy::from_object(&serde_json::from_value(object).unwrap());
+        let cost = compile(Direction::Ingress, policy.ingress.as_deref().unwrap()).cost();
+        // A node has a hundred pods, which ten thousand policies of a large cluster rarely select more than a few of.
+        assert!(BUDGET / cost > 400, "{cost}");
+    }
 }

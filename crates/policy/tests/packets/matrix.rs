@@ -1,13 +1,21 @@
-//! Which pods reach which under which policies, for IPv4 and IPv6, TCP and UDP.
+//! Which pods reach which under which policies, for IPv4 and IPv6, TCP and UDP; and that `mainstay why connection` says
+//! so.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use kube::ResourceExt;
+use network::Protocol;
 use network_lab::{self as lab, Namespace};
+use policy::{
+    explain::{Connection, End, explain},
+    policy::{Direction, Policy},
+    state::Pod,
+};
 use serde_json::{Value, json};
 
 use crate::lab_node::{LabNode, PORTS, REMOTE, at};
@@ -15,8 +23,11 @@ use crate::lab_node::{LabNode, PORTS, REMOTE, at};
 /// Pods `a` and `b` of namespace `x`, `c` of namespace `y`, and `r` of `y` on the neighbour.
 struct Site {
     node: LabNode,
-    addresses: Vec<(&'static str, Vec<IpAddr>)>,
+    addresses: Vec<Named>,
 }
+
+/// A pod's name and addresses, IPv4 first.
+type Named = (&'static str, Vec<IpAddr>);
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -90,12 +101,75 @@ impl Site {
         reached.map(|(name, _)| name).collect()
     }
 
+    /// What `mainstay why connection` finds, for every path.
+    fn explained(&self) -> Reached {
+        let sources = &self.node.sources;
+        let policies = sources.policies.list();
+        let policies = policies.iter().map(|policy| {
+            let key = (policy.namespace().unwrap(), policy.name_any());
+            (key, Policy::from_object(policy))
+        });
+        let policies: BTreeMap<_, _> = policies.collect();
+        let mut reached = Reached::new();
+        for (client, server) in self.pairs() {
+            for (from, to) in client.1.iter().zip(&server.1) {
+                let (family, connection) = (if to.is_ipv4() { 4 } else { 6 }, |protocol, port| {
+                    let (client, server) = (self.end(client.0, *from), self.end(server.0, *to));
+                    Connection {
+                        client,
+                        server,
+                        protocol,
+                        port,
+                    }
+                });
+                for (port, protocol) in PORTS.into_iter().flat_map(|port| {
+                    [Protocol::Tcp, Protocol::Udp].map(|protocol| (port, protocol))
+                }) {
+                    let connection = connection(protocol, port);
+                    let passes = |direction| explain(direction, &connection, &policies).passes();
+                    if Direction::ALL.into_iter().all(passes) {
+                        let name = protocol.as_str();
+                        reached.insert(format!("{}>{}:{port}/{name}{family}", client.0, server.0));
+                    }
+                }
+            }
+        }
+        reached
+    }
+
+    /// All clients with all servers.
+    fn pairs(&self) -> impl Iterator<Item = (&Named, &Named)> {
+        let all = || self.addresses.iter();
+        let pairs = all().flat_map(move |client| all().map(move |server| (client, server)));
+        pairs.filter(|(client, server)| client.0 != server.0)
+    }
+
+    fn end(&self, name: &str, address: IpAddr) -> End {
+        let sources = &self.node.sources;
+        let mut pods = sources.pods.list().into_iter();
+        let object = pods.find(|pod| pod.name_any() == name).unwrap();
+        let namespace = object.namespace().unwrap();
+        let labels = sources.namespaces.get("", &namespace).unwrap();
+        let labels = labels.metadata.labels.clone().unwrap_or_default();
+        let pod = Pod::from_object(&object, "here").unwrap();
+        End {
+            addresses: vec![address],
+            pod: Some(((namespace, name.to_owned()), pod, labels)),
+            node: Vec::new(),
+        }
+    }
+
     async fn expect(&self, case: &str, expected: &[&str]) {
         let expected: Reached = expected
             .iter()
             .flat_map(|pattern| expand(pattern))
             .collect();
         let found = self.reached().await;
+        let explained = both_families(&self.explained());
+        assert_eq!(
+            explained, found,
+            "{case}: the explanation is not what happens"
+        );
         let missing: Vec<_> = expected.difference(&found).collect();
         let surplus: Vec<_> = found.difference(&expected).collect();
         assert!(
@@ -308,6 +382,17 @@ fn ports_and_blocks() {
             vec!["bcr>*", "a>bcr:80/tcp"],
         ),
         ("a block", blocks(json!([]), json!([])), with("acr>b")),
+        (
+            "many pods, ports and blocks, each in one set",
+            json!([{"spec": {"podSelector": on("b"), "ingress": [
+                {"from": (0..9).map(|number| json!({"podSelector": on(["a", "none", "c"][number % 3])})).collect::<Vec<_>>(),
+                 "ports": (40..45).map(|number| json!({"port": 2 * number})).collect::<Vec<_>>()},
+                {"from": (0..9).flat_map(|number| [
+                    json!({"ipBlock": {"cidr": format!("10.42.{number}.0/24"), "except": ["10.42.0.0/24"]}}),
+                    json!({"ipBlock": {"cidr": format!("fd42:0:0:{number}::/64"), "except": ["fd42::/64"]}}),
+                 ]).collect::<Vec<_>>(), "ports": [{"port": 81, "protocol": "UDP"}]}]}}]),
+            vec!["*>acr", "a>b:80/tcp", "r>b:81/udp"],
+        ),
         (
             "a block without the neighbour",
             blocks(json!(["10.42.1.0/24"]), json!(["fd42:0:0:1::/64"])),
