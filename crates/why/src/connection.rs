@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use client::{Api, kube};
 use k8s_openapi::api::{
-    core::v1::{Namespace, Pod as KubePod},
+    core::v1::{Namespace, Pod as KubePod, Service},
     networking::v1::NetworkPolicy,
 };
-use kube::ResourceExt;
+use kube::{ResourceExt, api::ListParams};
 use network::Protocol;
 use policy::{
     explain::{Connection, End, Judgement, explain},
@@ -58,9 +58,9 @@ impl Judged {
 pub(crate) async fn answer(client: &kube::Client, asked: &ConnectionQuery) -> Result<Answer> {
     let (to, port, protocol) = target(&asked.to)?;
     let from = end(client, &asked.namespace, &asked.from).await?;
-    let servers = match service_name(to, &asked.namespace) {
+    let servers = match service(client, to, &asked.namespace).await? {
         Some((namespace, name)) => {
-            match backends::read(client, namespace, name, port, protocol).await? {
+            match backends::read(client, &namespace, &name, port, protocol).await? {
                 Ok(servers) => servers,
                 Err(answer) => return Ok(answer),
             }
@@ -73,26 +73,57 @@ pub(crate) async fn answer(client: &kube::Client, asked: &ConnectionQuery) -> Re
         }],
     };
     let policies: Api<NetworkPolicy> = Api::all_with(client.clone(), &());
-    let policies = policies.list(&kube::api::ListParams::default()).await?;
+    let policies = policies.list(&ListParams::default()).await?;
     let read = |policy: NetworkPolicy| {
         let key = (policy.namespace().unwrap_or_default(), policy.name_any());
         (key, Policy::from_object(&policy))
     };
     let policies: BTreeMap<Key, Policy> = policies.into_iter().map(read).collect();
-    let judged = servers.into_iter().map(|server| {
+    let judged = servers
+        .iter()
+        .flat_map(|server| judge(&from, server, &policies));
+    let judged: Vec<Judged> = judged.collect();
+    if judged.is_empty() {
+        let failed = Answer::new("fails: both ends need an address of the same family");
+        return Ok(failed);
+    }
+    Ok(report(&asked.from, &judged))
+}
+
+/// The judgements about a server, for each family that both ends have addresses of; one if they are equal.
+fn judge(from: &End, server: &Server, policies: &BTreeMap<Key, Policy>) -> Vec<Judged> {
+    let families = [true, false].into_iter();
+    let pairs = families.filter_map(|v4| Some((from.of_family(v4)?, server.end.of_family(v4)?)));
+    let mut judged: Vec<Judged> = Vec::new();
+    for (client, end) in pairs {
+        let address = end.addresses.first().copied();
         let connection = Connection {
-            client: from.clone(),
-            server: server.end,
+            client,
+            server: end,
             protocol: server.protocol,
             port: server.port,
         };
-        Judged {
-            server: server.name,
-            egress: explain(Direction::Egress, &connection, &policies),
-            ingress: explain(Direction::Ingress, &connection, &policies),
+        let [egress, ingress] = [Direction::Egress, Direction::Ingress]
+            .map(|direction| explain(direction, &connection, policies));
+        let address = address.map(|ip| ip.to_string()).unwrap_or_default();
+        judged.push(Judged {
+            server: match server.name == address {
+                true => address,
+                false => format!("{} ({address})", server.name),
+            },
+            egress,
+            ingress,
+        });
+    }
+    let mut others = judged.iter().skip(1);
+    let judgements = |one: &Judged| (one.egress.clone(), one.ingress.clone());
+    if others.all(|other| judgements(other) == judgements(&judged[0])) {
+        judged.truncate(1);
+        for one in &mut judged {
+            one.server.clone_from(&server.name);
         }
-    });
-    Ok(report(&asked.from, &judged.collect::<Vec<_>>()))
+    }
+    judged
 }
 
 /// The verdict over all servers; servers with the same judgements are reported once.
@@ -134,6 +165,8 @@ fn describe_judgement(judgement: &Judgement) -> String {
     let name = |key: &Key| format!("{}/{}", key.0, key.1);
     match judgement {
         Judgement::NotIsolated => "allowed: no policy isolates it".to_owned(),
+        Judgement::Itself => "allowed: no policy isolates it from itself".to_owned(),
+        Judgement::OwnNode => "allowed: no policy isolates it from its own node".to_owned(),
         Judgement::Allowed(policy, rule) => {
             format!("allowed by rule {rule} of policy {}", name(policy))
         }
@@ -173,13 +206,59 @@ fn service_name<'a>(text: &'a str, namespace: &'a str) -> Option<(&'a str, &'a s
     is_service.then(|| name.split_once('/').unwrap_or((namespace, name)))
 }
 
-/// A pod with the data that policies select by, or an address.
+/// The Service that is named, or that has the address.
+async fn service(
+    client: &kube::Client,
+    text: &str,
+    namespace: &str,
+) -> Result<Option<(String, String)>> {
+    if let Some((namespace, name)) = service_name(text, namespace) {
+        return Ok(Some((namespace.to_owned(), name.to_owned())));
+    }
+    let Some(address) = address(text) else {
+        return Ok(None);
+    };
+    let services: Api<Service> = Api::all_with(client.clone(), &());
+    let services = services.list(&ListParams::default()).await?;
+    let found = services.into_iter().find(|service| has(service, address));
+    Ok(found.map(|service| (service.namespace().unwrap_or_default(), service.name_any())))
+}
+
+/// Whether connections to an address lead to a Service.
+fn has(service: &Service, address: IpAddr) -> bool {
+    let spec = service.spec.as_ref();
+    let own = spec.and_then(|spec| spec.cluster_ips.as_ref());
+    let status = service.status.as_ref();
+    let balancer = status.and_then(|status| status.load_balancer.as_ref());
+    let given = balancer.and_then(|balancer| balancer.ingress.as_ref());
+    let given = given
+        .into_iter()
+        .flatten()
+        .filter_map(|one| one.ip.as_ref());
+    let mut all = own.into_iter().flatten().chain(given);
+    all.any(|ip| ip.parse() == Ok(address))
+}
+
+fn address(text: &str) -> Option<IpAddr> {
+    text.trim_matches(['[', ']']).parse().ok()
+}
+
+/// A pod with the data that policies select by, or an address. An address may be that of a pod.
 async fn end(client: &kube::Client, namespace: &str, text: &str) -> Result<End> {
-    if let Ok(address) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
-        return Ok(End {
-            addresses: vec![address],
-            pod: None,
-        });
+    if let Some(address) = address(text) {
+        let pods: Api<KubePod> = Api::all_with(client.clone(), &());
+        let pods = pods.list(&ListParams::default()).await?;
+        let own = |pod: &KubePod| {
+            let read = Pod::from_object(pod, "");
+            read.is_some_and(|pod| pod.addresses.contains(&address))
+        };
+        return match pods.into_iter().find(own) {
+            Some(pod) => of_pod(client, &pod, &[address]).await,
+            None => Ok(End {
+                addresses: vec![address],
+                ..End::default()
+            }),
+        };
     }
     let name = text.split_once('/');
     let name = name.filter(|(kind, _)| matches!(*kind, "pod" | "pods" | "po"));
@@ -189,31 +268,48 @@ async fn end(client: &kube::Client, namespace: &str, text: &str) -> Result<End> 
         )));
     };
     let (namespace, name) = name.split_once('/').unwrap_or((namespace, name));
-    match pod_end(client, namespace, name).await? {
-        Some(end) => Ok(end),
-        None => {
-            let why = "has ended or uses the host network: give an IP address instead";
-            Err(Error::Question(format!("{namespace}/{name} {why}")))
-        }
+    let pods: Api<KubePod> = Api::namespaced(client.clone(), namespace);
+    let pod = pods.get(name).await?;
+    let addresses = addresses(&pod);
+    if addresses.is_empty() {
+        let why = "has ended, or has no address yet";
+        return Err(Error::Question(format!("pod {namespace}/{name} {why}")));
     }
+    of_pod(client, &pod, &addresses).await
 }
 
-/// `None` for a pod that policies do not apply to.
-async fn pod_end(client: &kube::Client, namespace: &str, name: &str) -> Result<Option<End>> {
-    let pods: Api<KubePod> = Api::namespaced(client.clone(), namespace);
-    let object = pods.get(name).await?;
-    let node = object.spec.as_ref().and_then(|spec| spec.node_name.clone());
-    let Some(pod) = Pod::from_object(&object, &node.unwrap_or_default()) else {
-        return Ok(None);
+/// The addresses of a pod; none if it has ended.
+fn addresses(pod: &KubePod) -> Vec<IpAddr> {
+    let status = pod.status.as_ref();
+    let phase = status.and_then(|status| status.phase.as_deref());
+    if matches!(phase, Some("Succeeded" | "Failed")) {
+        return Vec::new();
+    }
+    let listed = status.and_then(|status| status.pod_ips.as_ref());
+    let listed = listed.into_iter().flatten();
+    listed.filter_map(|ip| ip.ip.parse().ok()).collect()
+}
+
+/// A pod with these addresses. A pod in the host's network is not a pod for policies.
+async fn of_pod(client: &kube::Client, object: &KubePod, addresses: &[IpAddr]) -> Result<End> {
+    let mut end = End {
+        addresses: addresses.to_vec(),
+        ..End::default()
     };
+    let node = object.spec.as_ref().and_then(|spec| spec.node_name.clone());
+    let Some(pod) = Pod::from_object(object, &node.unwrap_or_default()) else {
+        return Ok(end);
+    };
+    let namespace = object.namespace().unwrap_or_default();
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    let labels = namespaces.get(namespace).await?.metadata.labels;
-    let addresses = pod.addresses.iter().copied().collect();
-    let key = (namespace.to_owned(), name.to_owned());
-    Ok(Some(End {
-        addresses,
-        pod: Some((key, pod, labels.unwrap_or_default())),
-    }))
+    let labels = namespaces.get(&namespace).await?.metadata.labels;
+    let key = (namespace, object.name_any());
+    end.pod = Some((key, pod, labels.unwrap_or_default()));
+    let status = object.status.as_ref();
+    let hosts = status.and_then(|status| status.host_ips.as_ref());
+    let hosts = hosts.into_iter().flatten();
+    end.node = hosts.filter_map(|host| host.ip.parse().ok()).collect();
+    Ok(end)
 }
 
 #[cfg(test)]
@@ -231,6 +327,44 @@ mod tests {
         assert_eq!(service_name("svc/web", "shop"), Some(("shop", "web")));
         assert_eq!(service_name("service/a/b", "shop"), Some(("a", "b")));
         assert_eq!(service_name("pod/web", "shop"), None);
+    }
+
+    #[test]
+    fn families_are_judged_apart_and_reported_once_if_they_agree() {
+        let ips = |ips: &[&str]| ips.iter().map(|ip| ip.parse().unwrap()).collect();
+        let host = |all: &[&str]| End {
+            addresses: ips(all),
+            ..End::default()
+        };
+        let labels = policy::policy::Labels::new();
+        let key = ("shop".to_owned(), "b".to_owned());
+        let mut end = host(&["10.42.0.2", "fd42::2"]);
+        end.pod = Some((key, Pod::default(), labels));
+        let server = Server {
+            name: "pod/b".to_owned(),
+            end,
+            protocol: Protocol::Tcp,
+            port: 80,
+        };
+        let policy = serde_json::json!({"metadata": {"name": "p", "namespace": "shop"}, "spec": {"podSelector": {},
+            "ingress": [{"from": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]}]}});
+        let policy = Policy::from_object(&serde_json::from_value(policy).unwrap());
+        let policies = BTreeMap::from([(("shop".to_owned(), "p".to_owned()), policy)]);
+        let found = |client: &[&str]| -> Vec<(String, bool)> {
+            let judged = judge(&host(client), &server, &policies).into_iter();
+            judged
+                .map(|one| (one.server.clone(), one.passes()))
+                .collect()
+        };
+        let both = [
+            ("pod/b (10.42.0.2)".into(), true),
+            ("pod/b (fd42::2)".into(), false),
+        ];
+        assert_eq!(found(&["192.0.2.1", "2001:db8::1"]), both);
+        let denied = [("pod/b".into(), false)];
+        assert_eq!(found(&["198.51.100.1", "2001:db8::1"]), denied);
+        assert_eq!(found(&["2001:db8::1"]), denied);
+        assert_eq!(found(&[]), []);
     }
 
     #[test]

@@ -4,14 +4,13 @@ use std::net::IpAddr;
 
 use client::{Api, kube};
 use k8s_openapi::api::{
-    core::v1::{Service, ServicePort},
+    core::v1::{Pod, Service, ServicePort},
     discovery::v1::EndpointSlice,
 };
 use kube::{ResourceExt, api::ListParams};
 use network::Protocol;
-use policy::explain::End;
 
-use super::{Server, pod_end};
+use super::{Server, end, of_pod};
 use crate::{Answer, Result, question::Name, service};
 
 /// An endpoint of a slice.
@@ -57,18 +56,20 @@ pub(super) async fn read(
     for backend in found {
         let (name, end) = match &backend.pod {
             Some((namespace, name)) => {
-                let end = pod_end(client, namespace, name).await?;
+                let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+                let pod = pods.get(name).await?;
+                let end = of_pod(client, &pod, &[backend.address]).await?;
                 (format!("pod/{name}"), end)
             }
-            None => (backend.address.to_string(), None),
-        };
-        let address = || End {
-            addresses: vec![backend.address],
-            pod: None,
+            None => {
+                let address = backend.address.to_string();
+                let end = end(client, namespace, &address).await?;
+                (address, end)
+            }
         };
         servers.push(Server {
             name,
-            end: end.unwrap_or_else(address),
+            end,
             protocol,
             port: backend.port,
         });
