@@ -2,7 +2,7 @@
 //! hints. Pure.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
 };
 
@@ -67,9 +67,59 @@ pub fn is_proxied(slice: &EndpointSlice) -> bool {
     !labels.is_some_and(|labels| labels.contains_key(HEADLESS))
 }
 
+/// A slice with its port numbers by name and protocol: a user chooses how many there are.
+pub struct IndexedSlice<'a> {
+    slice: &'a EndpointSlice,
+    ports: HashMap<(&'a str, Protocol), Vec<u16>>,
+}
+
+impl<'a> IndexedSlice<'a> {
+    /// Indexes the ports of a slice.
+    pub fn new(slice: &'a EndpointSlice) -> Self {
+        let mut ports: HashMap<_, Vec<u16>> = HashMap::new();
+        for port in slice.ports.iter().flatten() {
+            let number = port.port.and_then(|number| u16::try_from(number).ok());
+            let protocol = Protocol::from_kubernetes(port.protocol.as_deref());
+            if let (Some(number), Some(protocol)) = (number, protocol) {
+                let name = port.name.as_deref().unwrap_or_default();
+                ports.entry((name, protocol)).or_default().push(number);
+            }
+        }
+        Self { slice, ports }
+    }
+}
+
+/// Whether an address can be an endpoint. The API server refuses others, which would lead pods to processes of their
+/// node that listen on its loopback address.
+fn is_usable(ip: IpAddr) -> bool {
+    let is_link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local() || ip.to_ipv4_mapped().is_some(),
+    };
+    !(is_link_local || ip.is_unspecified() || ip.is_loopback() || ip.is_multicast())
+}
+
+impl Chosen {
+    /// With at most this many endpoints of each kind; other nodes take others.
+    pub fn limited(mut self, most: usize, node: &str) -> Self {
+        let start = node.bytes().fold(7_usize, |sum, byte| {
+            sum.wrapping_mul(31).wrapping_add(usize::from(byte))
+        });
+        for endpoints in [&mut self.cluster, &mut self.local] {
+            if endpoints.len() > most {
+                let start = start % endpoints.len();
+                endpoints.rotate_left(start);
+                endpoints.truncate(most);
+                endpoints.sort_unstable();
+            }
+        }
+        self
+    }
+}
+
 /// Chooses among all slices of one service.
 pub fn choose<'a>(
-    slices: impl IntoIterator<Item = &'a EndpointSlice>,
+    slices: impl IntoIterator<Item = &'a IndexedSlice<'a>>,
     wanted: EndpointQuery<'_>,
     place: &NodeTopology,
 ) -> Chosen {
@@ -112,25 +162,29 @@ pub fn local_addresses(slices: &[&EndpointSlice], node: &str) -> BTreeSet<String
 type Candidates = BTreeMap<(IpAddr, u16), Candidate>;
 
 fn collect(
-    slice: &EndpointSlice,
+    indexed: &IndexedSlice<'_>,
     wanted: EndpointQuery<'_>,
     place: &NodeTopology,
     into: &mut Candidates,
 ) {
+    let slice = indexed.slice;
     if slice.address_type != if wanted.v4 { "IPv4" } else { "IPv6" } {
         return;
     }
-    let ports = slice.ports.iter().flatten().filter(|port| {
-        port.name.as_deref().unwrap_or_default() == wanted.port_name
-            && Protocol::from_kubernetes(port.protocol.as_deref()) == Some(wanted.protocol)
-    });
-    let numbers = ports.filter_map(|port| u16::try_from(port.port?).ok());
-    for port in numbers {
+    let ports = indexed.ports.get(&(wanted.port_name, wanted.protocol));
+    for port in ports.into_iter().flatten().copied() {
         for endpoint in slice.endpoints.iter().flatten() {
             // Addresses of one endpoint are alternatives for the same backend: the first is used.
-            let Some(Ok(ip)) = endpoint.addresses.first().map(|address| address.parse()) else {
+            let Some(Ok(ip)) = endpoint
+                .addresses
+                .first()
+                .map(|address| address.parse::<IpAddr>())
+            else {
                 continue;
             };
+            if ip.is_ipv4() != wanted.v4 || !is_usable(ip) {
+                continue;
+            }
             let candidate = candidate(endpoint, place);
             // An endpoint can be in two slices while it moves between them: the better state wins.
             into.entry((ip, port))
@@ -246,7 +300,8 @@ mod tests {
             node: "here".into(),
             zone: Some("z1".into()),
         };
-        let chosen = choose([&slice(endpoints)], wanted, &place);
+        let slice = slice(endpoints);
+        let chosen = choose([&IndexedSlice::new(&slice)], wanted, &place);
         let show = |endpoints: Vec<Endpoint>| {
             endpoints
                 .iter()
@@ -323,9 +378,54 @@ mod tests {
             },
         ] {
             assert_eq!(
-                choose([&slice], wanted, &NodeTopology::default()),
+                choose(
+                    [&IndexedSlice::new(&slice)],
+                    wanted,
+                    &NodeTopology::default()
+                ),
                 Chosen::default()
             );
         }
+    }
+    #[test]
+    fn addresses_that_are_no_endpoints_are_not_used() {
+        let (cluster, _) = chosen(json!([
+            {"addresses": ["127.0.0.1"]}, {"addresses": ["0.0.0.0"]}, {"addresses": ["169.254.169.254"]},
+            {"addresses": ["224.0.0.9"]}, {"addresses": ["255.255.255.255"]}, {"addresses": ["::1"]},
+            {"addresses": ["fd00::1"]}, {"addresses": ["nonsense"]}, {"addresses": ["10.0.0.1"]},
+        ]));
+        assert_eq!(cluster, ["10.0.0.1"]);
+        for (ip, usable) in [
+            ("fd00::1", true),
+            ("::1", false),
+            ("::", false),
+            ("fe80::1", false),
+            ("ff02::1", false),
+            ("::ffff:127.0.0.1", false),
+        ] {
+            assert_eq!(is_usable(ip.parse().unwrap()), usable, "{ip}");
+        }
+    }
+
+    #[test]
+    fn of_very_many_endpoints_each_node_takes_a_part() {
+        let endpoint = |number: u8| Endpoint {
+            ip: IpAddr::from([10, 0, 0, number]),
+            port: 80,
+            local: false,
+        };
+        let all = Chosen {
+            cluster: (0..100).map(endpoint).collect(),
+            local: (0..5).map(endpoint).collect(),
+        };
+        assert_eq!(all.clone().limited(100, "one"), all);
+        let mut taken = BTreeSet::new();
+        for node in 0..100 {
+            let part = all.clone().limited(10, &format!("node-{node}"));
+            assert_eq!((part.cluster.len(), part.local.len()), (10, 5));
+            assert!(part.cluster.is_sorted());
+            taken.extend(part.cluster);
+        }
+        assert!(taken.len() > 90, "{}", taken.len());
     }
 }

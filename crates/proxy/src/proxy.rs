@@ -43,6 +43,9 @@ const LAST_CHANGE_TRIGGER: &str = "endpoints.kubernetes.io/last-change-trigger-t
 /// The well-known label of a node's zone.
 const ZONE: &str = "topology.kubernetes.io/zone";
 
+/// The maximum number of sets for session affinity. A user chooses how many ports and endpoints a Service has, and with
+/// each thousand sets every change of a node's rules takes a millisecond longer.
+const AFFINITY_SETS: usize = 4000;
 /// How long to wait for the node's link.
 const ANNOUNCE_AGAIN: Duration = Duration::from_secs(5);
 
@@ -161,6 +164,10 @@ struct Worker<'a> {
     /// Load balancers, and the ports that processes of this node keep.
     balancers: BTreeMap<ServiceKey, Vec<ListeningPort>>,
     announcements: watch::Sender<BTreeSet<IpAddr>>,
+    /// Services with session affinity, and how many sets they need.
+    sticky: BTreeMap<ServiceKey, usize>,
+    /// The namespaces whose Services have none, since they need too many.
+    forgetful: BTreeSet<String>,
     /// When the run began.
     begun: Timestamp,
 }
@@ -229,6 +236,8 @@ impl Proxy {
             announced: BTreeMap::new(),
             balancers: BTreeMap::new(),
             announcements: self.announce(context),
+            sticky: BTreeMap::new(),
+            forgetful: BTreeSet::new(),
             begun: config.clock.now(),
         };
         // Existing objects arrive as events, too: the first round writes the whole table.
@@ -384,44 +393,87 @@ impl Worker<'_> {
         batch: &mut Batch,
         datagrams: &mut Datagrams,
     ) {
+        let mut nodes = None;
+        let mut all: Vec<_> = dirty
+            .iter()
+            .map(|key| self.views_of(key, &mut nodes))
+            .collect();
+        for (key, views) in dirty.iter().zip(&all) {
+            let sets = views.iter().map(PortView::affinity_sets).sum();
+            match sets {
+                0 => self.sticky.remove(key),
+                sets => self.sticky.insert(key.clone(), sets),
+            };
+        }
+        let changed = self.forgetful_changed();
+        let others = self.ruleset.services();
+        let others = others.filter(|key| changed.contains(&key.0) && !dirty.contains(*key));
+        let others: Vec<ServiceKey> = others.cloned().collect();
+        all.extend(others.iter().map(|key| self.views_of(key, &mut nodes)));
+        for (key, mut views) in dirty.iter().chain(&others).zip(all) {
+            if self.forgetful.contains(&key.0) {
+                views
+                    .iter_mut()
+                    .for_each(|view| view.affinity_seconds = None);
+            }
+            self.ruleset
+                .set(key, contribution(&views), batch, datagrams);
+        }
+    }
+
+    /// Decides in which namespaces Services have no session affinity, since they would need too many sets. Returns those
+    /// where that changed.
+    fn forgetful_changed(&mut self) -> BTreeSet<String> {
+        let mut costs: BTreeMap<&str, usize> = BTreeMap::new();
+        for (key, sets) in &self.sticky {
+            *costs.entry(&key.0).or_default() += sets;
+        }
+        let now = network::over_budget(&costs, AFFINITY_SETS);
+        let changed: BTreeSet<String> =
+            now.symmetric_difference(&self.forgetful).cloned().collect();
+        if !changed.is_empty() {
+            warn!(namespaces = ?now, "Services of namespaces with too many endpoints for it have no session affinity");
+        }
+        self.forgetful = now;
+        changed
+    }
+
+    /// A Service's views; also updates everything but the rules.
+    fn views_of(&mut self, key: &ServiceKey, nodes: &mut Option<NodeAddresses>) -> Vec<PortView> {
         let policy = Policy {
             allow_external_ips: self.proxy.config.allow_external_ips,
         };
-        let mut nodes = None;
-        for key in dirty {
-            let service = self.sources.services.get(&key.0, &key.1);
-            self.note_announced(&key, service.as_deref());
-            let from_pool = service.as_deref().is_some_and(is_from_pool);
-            let (mut wanted, check) = match service {
-                None => (Vec::new(), None),
-                Some(service) => {
-                    let slices = self
-                        .sources
-                        .slices
-                        .by_index(BY_SERVICE, &format!("{}/{}", key.0, key.1));
-                    let slices = slices.iter().map(AsRef::as_ref);
-                    let slices: Vec<_> = slices.filter(|slice| is_proxied(slice)).collect();
-                    let check = health_check_port(&service).map(|port| Check {
-                        port,
-                        local_endpoints: local_addresses(&slices, &self.place.node).len(),
-                    });
-                    (views(&service, &slices, &self.place, policy), check)
-                }
-            };
-            if wanted.iter().any(|view| !view.load_balancer_ips.is_empty()) {
-                let nodes = nodes.get_or_insert_with(|| self.node_addresses());
-                match from_pool {
-                    true => self.keep_host_ports(&key, &mut wanted, &nodes.only_own()),
-                    false => self.keep_host_ports(&key, &mut wanted, nodes),
-                }
-            } else {
-                self.balancers.remove(&key);
+        let service = self.sources.services.get(&key.0, &key.1);
+        self.note_announced(key, service.as_deref());
+        let from_pool = service.as_deref().is_some_and(is_from_pool);
+        let (mut wanted, check) = match service {
+            None => (Vec::new(), None),
+            Some(service) => {
+                let slices = self
+                    .sources
+                    .slices
+                    .by_index(BY_SERVICE, &format!("{}/{}", key.0, key.1));
+                let slices = slices.iter().map(AsRef::as_ref);
+                let slices: Vec<_> = slices.filter(|slice| is_proxied(slice)).collect();
+                let check = health_check_port(&service).map(|port| Check {
+                    port,
+                    local_endpoints: local_addresses(&slices, &self.place.node).len(),
+                });
+                (views(&service, &slices, &self.place, policy), check)
             }
-            self.proxy.health.set_check(&key, check);
-            self.proxy.health.metrics.set_service(&key, &wanted);
-            self.ruleset
-                .set(&key, contribution(&wanted), batch, datagrams);
+        };
+        if wanted.iter().any(|view| !view.load_balancer_ips.is_empty()) {
+            let nodes = nodes.get_or_insert_with(|| self.node_addresses());
+            match from_pool {
+                true => self.keep_host_ports(key, &mut wanted, &nodes.only_own()),
+                false => self.keep_host_ports(key, &mut wanted, nodes),
+            }
+        } else {
+            self.balancers.remove(key);
         }
+        self.proxy.health.set_check(key, check);
+        self.proxy.health.metrics.set_service(key, &wanted);
+        wanted
     }
 
     fn node_addresses(&self) -> NodeAddresses {

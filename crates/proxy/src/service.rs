@@ -8,7 +8,7 @@ use k8s_openapi::api::{
 };
 use network::{IpNet, Protocol};
 
-use crate::endpoints::{Chosen, EndpointQuery, NodeTopology, choose};
+use crate::endpoints::{Chosen, EndpointQuery, IndexedSlice, NodeTopology, choose};
 
 /// Services with this label, whatever its value, are served by another proxy.
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
@@ -23,6 +23,10 @@ const FROM_POOL: &str = "mainstay.local/AddressFromPool";
 /// The class of the built-in load balancer, which is also the default.
 const CLASS: &str = "mainstay.local/load-balancer";
 
+/// The maximum number of endpoints of a port: each needs a map of its own, which Services share.
+const MOST_ENDPOINTS: usize = 2000;
+/// The maximum of endpoints times ports of a Service.
+const MOST_ELEMENTS: usize = 100_000;
 /// The default affinity timeout.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10800;
 
@@ -53,6 +57,15 @@ pub struct PortView {
     pub external_local: bool,
     /// The endpoints.
     pub endpoints: Chosen,
+}
+
+impl PortView {
+    /// The sets that remember clients: one for each endpoint, for clients inside and outside.
+    pub fn affinity_sets(&self) -> usize {
+        let Chosen { cluster, local } = &self.endpoints;
+        self.affinity_seconds
+            .map_or(0, |_| cluster.len() + local.len())
+    }
 }
 
 /// The operator's settings for Services.
@@ -113,6 +126,12 @@ pub fn views(
     if is_of_another || spec.type_.as_deref() == Some("ExternalName") {
         return Vec::new();
     }
+    let slices: Vec<_> = slices
+        .iter()
+        .map(|slice| IndexedSlice::new(slice))
+        .collect();
+    let ports = spec.ports.as_ref().map_or(1, Vec::len).max(1);
+    let most = (MOST_ELEMENTS / ports).clamp(1, MOST_ENDPOINTS);
     let mut views = Vec::new();
     for cluster_ip in cluster_ips(service) {
         for port in spec.ports.iter().flatten() {
@@ -152,7 +171,7 @@ pub fn views(
                 affinity_seconds: affinity(service),
                 internal_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
                 external_local: spec.external_traffic_policy.as_deref() == Some("Local"),
-                endpoints: choose(slices.iter().copied(), wanted, place),
+                endpoints: choose(&slices, wanted, place).limited(most, &place.node),
             });
         }
     }
@@ -332,6 +351,33 @@ mod tests {
                 ("fd00::9".into(), Protocol::Udp, 53, Some(30053)),
             ]
         );
+    }
+
+    #[test]
+    fn a_service_of_many_ports_has_fewer_endpoints() {
+        let endpoints: Vec<Value> = (0..2100)
+            .map(
+                |number| json!({"addresses": [format!("10.42.{}.{}", number / 250, number % 250)]}),
+            )
+            .collect();
+        for (count, expected) in [(1, 2000), (50, 2000), (100, 1000)] {
+            let port = |number: i32| json!({"name": format!("p{number}"), "port": number});
+            let ports: Vec<Value> = (1..=count).map(port).collect();
+            let service: Service = serde_json::from_value(json!({
+                "metadata": {"name": "web", "namespace": "default"},
+                "spec": {"clusterIP": "10.43.0.9", "ports": ports}}))
+            .unwrap();
+            let slice: EndpointSlice = serde_json::from_value(json!({
+                "metadata": {"name": "web-1", "namespace": "default"},
+                "addressType": "IPv4", "ports": ports, "endpoints": endpoints}))
+            .unwrap();
+            let place = NodeTopology::default();
+            let views = views(&service, &[&slice], &place, Policy::default());
+            assert_eq!(views.len(), usize::try_from(count).unwrap());
+            for view in views {
+                assert_eq!(view.endpoints.cluster.len(), expected, "{count} ports");
+            }
+        }
     }
 
     #[test]

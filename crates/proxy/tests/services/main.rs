@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod pool;
+mod tenants;
 
 use std::{
     collections::BTreeSet,
