@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hickory_proto::op::Message;
+use hickory_proto::op::{Message, ResponseCode};
 use parking_lot::Mutex;
 use stdx::Clock;
 use tokio::{
@@ -19,7 +19,12 @@ use tokio::{
 };
 use tracing::warn;
 
-use crate::{lanes::Lanes, metrics::Metrics, reply::Transport};
+use crate::{
+    lanes::Lanes,
+    metrics::Metrics,
+    reply::Transport,
+    wire::{self, HEADER},
+};
 
 /// How often a `resolv.conf` is checked for changes.
 const FRESH: Duration = Duration::from_secs(5);
@@ -155,15 +160,66 @@ fn is_answer(request: &[u8], answer: &[u8]) -> bool {
     }
     match (Message::from_vec(request), Message::from_vec(answer)) {
         // An error response may omit the question.
-        (Ok(asked), Ok(got)) => got.queries.is_empty() || asked.queries == got.queries,
-        // An unparsable response is passed to the client.
-        _ => true,
+        (Ok(asked), Ok(got)) => {
+            let is_error = got.metadata.response_code != ResponseCode::NoError;
+            asked.queries == got.queries || (is_error && got.queries.is_empty())
+        }
+        // An unparsable response to this question is passed to the client.
+        _ => wire::plain(request).is_some_and(|question| {
+            let asked = &request[HEADER..question.end()];
+            let got = answer.get(HEADER..question.end());
+            got.is_some_and(|got| got.eq_ignore_ascii_case(asked))
+        }),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use hickory_proto::{
+        op::{MessageType, OpCode, Query},
+        rr::{Name, RecordType},
+    };
+
     use super::*;
+
+    #[test]
+    fn an_answer_has_the_id_and_the_question_of_its_request() {
+        let question = |name: &str| {
+            let mut message = Message::new(7, MessageType::Query, OpCode::Query);
+            let name = Name::from_ascii(name).unwrap();
+            message.add_query(Query::query(name, RecordType::A));
+            message
+        };
+        let request = question("www.example.").to_vec().unwrap();
+        let answer = |name: Option<&str>, code: ResponseCode| {
+            let mut message = name.map_or_else(|| Message::response(7, OpCode::Query), question);
+            message.metadata.message_type = MessageType::Response;
+            message.metadata.response_code = code;
+            message.to_vec().unwrap()
+        };
+        let mut other_id = answer(Some("www.example."), ResponseCode::NoError);
+        other_id[1] = 8;
+        let cut = |name: &str| {
+            let mut cut = answer(Some(name), ResponseCode::NoError);
+            // One answer that is not there.
+            cut[7] = 1;
+            cut
+        };
+        for (bytes, expected) in [
+            (answer(Some("www.example."), ResponseCode::NoError), true),
+            (answer(Some("www.example."), ResponseCode::NXDomain), true),
+            (answer(Some("www.other."), ResponseCode::NoError), false),
+            (answer(None, ResponseCode::ServFail), true),
+            (answer(None, ResponseCode::NoError), false),
+            (other_id, false),
+            (request.clone(), false),
+            (cut("www.example."), true),
+            (cut("www.other.com."), false),
+            (request[..11].to_vec(), false),
+        ] {
+            assert_eq!(is_answer(&request, &bytes), expected, "{bytes:?}");
+        }
+    }
 
     #[test]
     fn servers_are_read_as_resolvers_do() {

@@ -28,8 +28,8 @@ use crate::{
     wire,
 };
 
-/// The maximum number of connections.
-const AT_ONCE: usize = 1000;
+/// The maximum number of connections: more than the pods of a node can open together.
+const AT_ONCE: usize = 8192;
 /// The maximum number of connections per client address.
 const PER_CLIENT: usize = 64;
 /// The timeout without a query, and of writing an answer.

@@ -13,7 +13,7 @@ use std::{
 };
 
 use hickory_proto::{
-    op::{Message, ResponseCode},
+    op::{Edns, Message, MessageType, OpCode, ResponseCode},
     rr::Name,
 };
 use parking_lot::Mutex;
@@ -224,7 +224,7 @@ impl Upstream {
         if servers.is_empty() {
             debug!("no resolver to forward to");
         }
-        let mut request = asking.request.clone();
+        let mut request = without_extras(asking.request);
         let transport = forwarder.settings.transport.choose(asking.transport);
         for server in servers.iter().cycle().take(servers.len() * ROUNDS) {
             request.metadata.id = rand::rng().random();
@@ -248,6 +248,23 @@ impl Upstream {
         }
         Err(ResponseCode::ServFail)
     }
+}
+
+/// The request without what servers could answer differently to one client than to another, such as the client's subnet,
+/// and what they do not need: the answer is shared with all clients that ask the same.
+fn without_extras(request: &Message) -> Message {
+    let mut clean = Message::new(0, MessageType::Query, OpCode::Query);
+    clean.metadata.recursion_desired = request.metadata.recursion_desired;
+    clean.metadata.checking_disabled = request.metadata.checking_disabled;
+    clean.metadata.authentic_data = request.metadata.authentic_data;
+    clean.add_queries(request.queries.iter().cloned());
+    if let Some(asked) = &request.edns {
+        let mut edns = Edns::new();
+        edns.set_max_payload(asked.max_payload());
+        edns.set_dnssec_ok(asked.flags().dnssec_ok);
+        clean.set_edns(edns);
+    }
+    clean
 }
 
 impl Forwarder {
@@ -314,5 +331,38 @@ struct Ended<'a> {
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
         self.upstream.under_way.lock().remove(&self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::rr::{RData, Record, RecordType, rdata::A, rdata::opt::EdnsOption};
+
+    use super::*;
+
+    #[test]
+    fn servers_get_the_question_and_no_options_of_the_client() {
+        let mut request = Message::new(7, MessageType::Query, OpCode::Query);
+        let name = Name::from_ascii("www.example.").unwrap();
+        request.add_query(hickory_proto::op::Query::query(name.clone(), RecordType::A));
+        request.metadata.recursion_desired = true;
+        request.metadata.checking_disabled = true;
+        let mut edns = Edns::new();
+        edns.set_max_payload(1400).set_dnssec_ok(true);
+        // The number of the client's subnet.
+        edns.options_mut()
+            .insert(EdnsOption::Unknown(8, vec![0, 1, 24, 0, 192, 0, 2]));
+        request.set_edns(edns);
+        let record = Record::from_rdata(name, 5, RData::A(A::new(192, 0, 2, 1)));
+        request.add_additionals([record]);
+        let sent = Message::from_vec(&without_extras(&request).to_vec().unwrap()).unwrap();
+        assert_eq!(sent.queries, request.queries);
+        assert!(sent.metadata.recursion_desired && sent.metadata.checking_disabled);
+        assert!(sent.additionals.is_empty());
+        let edns = sent.edns.unwrap();
+        assert_eq!((edns.max_payload(), edns.flags().dnssec_ok), (1400, true));
+        assert_eq!(edns.options().as_ref().len(), 0);
+        request.edns = None;
+        assert!(without_extras(&request).edns.is_none());
     }
 }

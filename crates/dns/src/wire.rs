@@ -14,7 +14,8 @@ pub struct Plain<'a> {
     pub dnssec: bool,
 }
 
-const HEADER: usize = 12;
+/// The length of a message's header.
+pub const HEADER: usize = 12;
 const CHECKING_DISABLED: u8 = 0x10;
 
 fn half(bytes: &[u8], at: usize) -> Option<u16> {
