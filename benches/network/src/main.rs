@@ -9,12 +9,16 @@
 //!
 //! `cargo run --release -p bench-network -- paths` (as root; needs nft): throughput, round trips and new connections
 //! from pod to pod, through a Service, and through a node port.
+//!
+//! `cargo run --release -p bench-network -- policies` (as root; needs nft): how soon a changed policy or pod is in the
+//! kernel, beside ten thousand policies and beside a tenant's that are as large as they can be.
 #![allow(clippy::print_stdout, reason = "it prints its results")]
 
 mod api;
 mod dnsperf;
 mod paced;
 mod paths;
+mod policies;
 mod services;
 mod subject;
 
@@ -42,6 +46,8 @@ enum What {
     Services(services::Arguments),
     /// Traffic from pod to pod, through a Service, and through a node port.
     Paths(paths::Arguments),
+    /// Programming of network policies.
+    Policies(policies::Arguments),
 }
 
 #[derive(clap::Args)]
@@ -81,6 +87,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         What::Dns(dns) => runtime.block_on(measure_dns(dns)),
         What::Services(services) => runtime.block_on(services::run(services)),
         What::Paths(paths) => paths::run(paths),
+        What::Policies(policies) => runtime.block_on(policies::run(policies)),
     }
 }
 

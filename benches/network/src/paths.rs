@@ -6,6 +6,7 @@ use std::{
     io::{self, Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     path::PathBuf,
+    process::Command,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -172,6 +173,7 @@ impl Node {
         netns::run(pods[1].path(), serve).await??;
         serve()?;
         run_proxy(nft)?;
+        rules_are_written().await?;
         Ok(Self {
             pods,
             _network: network,
@@ -218,6 +220,21 @@ fn run_proxy(nft: Nft) -> Result<()> {
         }
     });
     Ok(())
+}
+
+/// Waits until the kernel has the rules of the Service. An attempt before would be tracked without a translation for two
+/// minutes; as soon as a later connection had the same source port, it would be refused.
+async fn rules_are_written() -> Result<()> {
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        let listed = Command::new("nft").args(["list", "ruleset"]).output()?;
+        let rules = String::from_utf8_lossy(&listed.stdout);
+        if rules.contains("10.43.0.9 . tcp . 80") && rules.contains("tcp . 30080") {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    bail!("the proxy writes no rules")
 }
 
 impl Route {
