@@ -410,6 +410,11 @@ pub(crate) struct Validate {
 }
 
 impl Validate {
+    /// Whether manifests are checked before they are sent.
+    pub(crate) fn is_on(&self) -> bool {
+        !matches!(self.validate.as_str(), "ignore" | "false")
+    }
+
     /// The query parameter.
     pub(crate) fn parameter(&self) -> Result<(&'static str, String)> {
         let mode = match self.validate.as_str() {

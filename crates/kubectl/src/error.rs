@@ -136,6 +136,33 @@ pub(crate) fn aggregate(mut errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
     }
 }
 
+/// A command's result together with errors about files that it left out. Beside other errors they
+/// are one, as Go joins them.
+pub(crate) fn join(
+    result: anyhow::Result<()>,
+    mut left_out: Vec<anyhow::Error>,
+) -> anyhow::Result<()> {
+    let Err(error) = result else {
+        return aggregate(left_out);
+    };
+    if left_out.is_empty() || error.is::<Quiet>() || error.is::<Exit>() {
+        return Err(error);
+    }
+    let joined = match left_out.len() {
+        1 => left_out.remove(0),
+        _ => {
+            let texts: Vec<String> = left_out.iter().map(list_line).collect();
+            anyhow::anyhow!("[{}]", texts.join(", "))
+        }
+    };
+    let mut errors = match error.downcast::<ErrorList>() {
+        Ok(ErrorList(errors)) => errors,
+        Err(error) => vec![error],
+    };
+    errors.push(joined);
+    Err(ErrorList(errors).into())
+}
+
 /// Why a file could not be read, in Go's words.
 pub(crate) fn io_reason(error: &std::io::Error) -> String {
     match error.kind() {
@@ -258,5 +285,29 @@ mod tests {
             "Error from server (AlreadyExists): error when creating \"a.yaml\": pods \"a\" already exists"
         );
         assert_eq!(line(&anyhow::anyhow!("x")), "error: x");
+    }
+
+    #[test]
+    fn files_that_were_left_out_are_reported_after_the_other_errors() {
+        let errors = |names: &[&str]| -> Vec<anyhow::Error> {
+            names.iter().map(|name| anyhow::anyhow!("{name}")).collect()
+        };
+        let failed = || Err(ErrorList(errors(&["x", "y"])).into());
+        for (result, left_out, expected) in [
+            (Ok(()), errors(&[]), None),
+            (Ok(()), errors(&["a"]), Some("a")),
+            (Ok(()), errors(&["a", "b"]), Some("a\nb")),
+            (failed(), errors(&[]), Some("x\ny")),
+            (failed(), errors(&["a"]), Some("x\ny\na")),
+            (
+                Err(anyhow::anyhow!("x")),
+                errors(&["a", "b"]),
+                Some("x\n[a, b]"),
+            ),
+            (Err(Quiet(1).into()), errors(&["a"]), Some("exit status 1")),
+        ] {
+            let said = join(result, left_out).err().map(|error| error.to_string());
+            assert_eq!(said.as_deref(), expected);
+        }
     }
 }

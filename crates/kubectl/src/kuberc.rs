@@ -82,8 +82,11 @@ pub(crate) fn apply(words: Vec<String>) -> Result<Vec<String>> {
 }
 
 fn changed(words: Vec<String>, preferences: &Value) -> Vec<String> {
-    let words = aliased(words, preferences);
-    with_defaults(words, preferences)
+    // The defaults of a command are not those of its aliases.
+    match aliased(&words, preferences) {
+        Some(words) => words,
+        None => with_defaults(words, preferences),
+    }
 }
 
 /// The position, length and name of the command in the words.
@@ -108,15 +111,13 @@ fn command(words: &[String]) -> Option<(usize, usize, String)> {
     Some((start, path.len(), path.join(" ")))
 }
 
-fn aliased(words: Vec<String>, preferences: &Value) -> Vec<String> {
-    let Some((start, 0, _)) = command(&words) else {
-        return words;
+/// The words with an alias replaced, if there is one.
+fn aliased(words: &[String], preferences: &Value) -> Option<Vec<String>> {
+    let (start, 0, _) = command(words)? else {
+        return None;
     };
-    let Some(alias) =
-        list(&preferences["aliases"]).find(|alias| alias["name"] == words[start].as_str())
-    else {
-        return words;
-    };
+    let mut aliases = list(&preferences["aliases"]);
+    let alias = aliases.find(|alias| alias["name"] == words[start].as_str())?;
     let texts = |value: &Value| {
         list(value)
             .map(|word| str_of(word).to_owned())
@@ -139,7 +140,7 @@ fn aliased(words: Vec<String>, preferences: &Value) -> Vec<String> {
         .collect();
     more.extend(texts(&alias["appendArgs"]));
     insert(&mut out, more);
-    out
+    Some(out)
 }
 
 fn with_defaults(words: Vec<String>, preferences: &Value) -> Vec<String> {
@@ -210,7 +211,8 @@ mod tests {
         let preferences = json!({
             "aliases": [{"name": "getn", "command": "get", "prependArgs": ["nodes"], "options": [{"name": "output", "default": "wide"}]},
                         {"name": "runx", "command": "run", "appendArgs": ["--", "sh"], "options": [{"name": "image", "default": "x"}]}],
-            "defaults": [{"command": "delete", "options": [{"name": "interactive", "default": "true"}]},
+            "defaults": [{"command": "run", "options": [{"name": "restart", "default": "Never"}]},
+                         {"command": "delete", "options": [{"name": "interactive", "default": "true"}]},
                          {"command": "create secret generic", "options": [{"name": "type", "default": "t"}]}]});
         let run = |line: &str| {
             changed(

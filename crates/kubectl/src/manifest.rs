@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 
 use crate::{args::Files, json::list};
@@ -19,47 +19,91 @@ pub(crate) struct Manifest {
 }
 
 /// All objects of the given sources, in order; what it means that there are none is the command's.
+/// The first error ends it.
 pub(crate) async fn read(files: &Files) -> Result<Vec<Manifest>> {
+    read_each(files, true).await?.into_iter().collect()
+}
+
+/// The same with an error in the place of what cannot be read: commands continue with the other
+/// objects. Without validation, what is no object is an error only if it has no kind.
+pub(crate) async fn read_each(files: &Files, is_validated: bool) -> Result<Vec<Result<Manifest>>> {
+    let mut found = Vec::new();
     if let Some(directory) = &files.kustomize {
         if !files.filename.is_empty() {
             bail!("only one of -f or -k can be specified");
         }
         let source = directory.display().to_string();
         let objects = crate::kustomize::build(directory)?;
-        return Ok(objects
-            .into_iter()
-            .map(|object| Manifest {
+        found.extend(objects.into_iter().map(|object| {
+            Ok(Manifest {
                 object,
                 source: source.clone(),
             })
-            .collect());
+        }));
+        return Ok(found);
     }
-    let mut manifests = Vec::new();
+    // A name that does not exist is reported before anything is read.
+    let mut places = Vec::new();
     for place in &files.filename {
-        let mut add = |text: &str, source: &str| -> Result<()> {
-            let objects = parse(text, source)?;
-            manifests.extend(objects.into_iter().map(|object| Manifest {
-                object,
-                source: source.to_owned(),
-            }));
-            Ok(())
-        };
-        if place == "-" {
-            let mut text = String::new();
-            std::io::stdin().read_to_string(&mut text)?;
-            add(&text, "STDIN")?;
-        } else if place.starts_with("http://") || place.starts_with("https://") {
-            add(&crate::download::text(place).await?, place)?;
-        } else {
-            for file in find(place, files.recursive)? {
-                let name = file.display().to_string();
-                let text = std::fs::read_to_string(&file)
-                    .with_context(|| format!("error reading {name:?}"))?;
-                add(&text, &name)?;
-            }
+        match place == "-" || is_url(place) {
+            true => places.push((place.clone(), None)),
+            false => places.extend(
+                find(place, files.recursive)?
+                    .into_iter()
+                    .map(|file| (file.display().to_string(), Some(file))),
+            ),
         }
     }
-    Ok(manifests)
+    for (name, file) in places {
+        let (text, source) = match file {
+            Some(file) => {
+                let text = std::fs::read_to_string(&file);
+                (
+                    text.with_context(|| format!("error reading {name:?}")),
+                    name,
+                )
+            }
+            None if name == "-" => (stdin(), "STDIN".to_owned()),
+            None => (crate::download::text(&name).await, name),
+        };
+        match text {
+            Ok(text) => objects_of(&text, &source, is_validated, &mut found),
+            Err(error) => found.push(Err(error)),
+        }
+    }
+    Ok(found)
+}
+
+fn is_url(place: &str) -> bool {
+    place.starts_with("http://") || place.starts_with("https://")
+}
+
+fn stdin() -> Result<String> {
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// The objects of one text. What is not valid ends it; an object that cannot be decoded does not.
+fn objects_of(text: &str, source: &str, is_validated: bool, found: &mut Vec<Result<Manifest>>) {
+    let mut documents = Vec::new();
+    let parsed = documents_with(text, source, false, &mut documents);
+    for document in documents {
+        let mut objects = Vec::new();
+        let flattened = flatten(document, source, is_validated, &mut objects);
+        found.extend(objects.into_iter().map(|object| {
+            Ok(Manifest {
+                object,
+                source: source.to_owned(),
+            })
+        }));
+        match flattened {
+            Ok(()) => {}
+            Err(Flaw::Invalid(error)) => return found.push(Err(error)),
+            Err(Flaw::Undecodable(error)) => found.push(Err(error)),
+        }
+    }
+    found.extend(parsed.err().map(Err));
 }
 
 /// The files of a name or a pattern.
@@ -138,30 +182,40 @@ fn files(place: &Path, recursive: bool, is_root: bool) -> Result<Vec<PathBuf>> {
 pub(crate) fn parse(text: &str, source: &str) -> Result<Vec<Value>> {
     let mut objects = Vec::new();
     for document in documents(text, source)? {
-        flatten(document, source, &mut objects)?;
+        flatten(document, source, true, &mut objects)?;
     }
     Ok(objects)
 }
 
 /// The documents of one text, parsed as YAML 1.1: `yes` and `on` are booleans.
 pub(crate) fn documents(text: &str, source: &str) -> Result<Vec<Value>> {
-    documents_with(text, source, false)
+    let mut documents = Vec::new();
+    documents_with(text, source, false, &mut documents)?;
+    Ok(documents)
 }
 
 /// The documents of one text, parsed as kustomize does: only `true` and `false` are booleans.
 pub(crate) fn strict_documents(text: &str, source: &str) -> Result<Vec<Value>> {
-    documents_with(text, source, true)
+    let mut documents = Vec::new();
+    documents_with(text, source, true, &mut documents)?;
+    Ok(documents)
 }
 
-fn documents_with(text: &str, source: &str, strict_booleans: bool) -> Result<Vec<Value>> {
+/// Adds the documents up to the first error.
+fn documents_with(
+    text: &str,
+    source: &str,
+    strict_booleans: bool,
+    documents: &mut Vec<Value>,
+) -> Result<()> {
     if text.trim_start().starts_with('{')
         && let Ok(values) = serde_json::Deserializer::from_str(text)
             .into_iter()
             .collect::<Result<Vec<Value>, _>>()
     {
-        return Ok(values);
+        documents.extend(values);
+        return Ok(());
     }
-    let mut documents = Vec::new();
     for (first_line, part) in split(text) {
         let options = serde_saphyr::options! {
             strict_booleans: strict_booleans,
@@ -175,7 +229,7 @@ fn documents_with(text: &str, source: &str, strict_booleans: bool) -> Result<Vec
             documents.push(value);
         }
     }
-    Ok(documents)
+    Ok(())
 }
 
 /// `web.yaml:3:7: what is wrong`, with the line of the file, not of the document.
@@ -212,44 +266,71 @@ fn split(text: &str) -> Vec<(usize, String)> {
     parts.into_iter().filter(is_content).collect()
 }
 
-fn flatten(value: Value, source: &str, objects: &mut Vec<Value>) -> Result<()> {
+/// What is wrong with a document.
+#[derive(Debug)]
+enum Flaw {
+    /// Validation ends the file.
+    Invalid(anyhow::Error),
+    Undecodable(anyhow::Error),
+}
+
+impl From<Flaw> for anyhow::Error {
+    fn from(flaw: Flaw) -> Self {
+        match flaw {
+            Flaw::Invalid(error) | Flaw::Undecodable(error) => error,
+        }
+    }
+}
+
+fn invalid(source: &str, why: &str) -> Flaw {
+    Flaw::Invalid(anyhow!(
+        "error validating {source:?}: error validating data: {why}; if you choose to ignore these errors, turn validation off with --validate=false"
+    ))
+}
+
+fn flatten(
+    value: Value,
+    source: &str,
+    is_validated: bool,
+    objects: &mut Vec<Value>,
+) -> Result<(), Flaw> {
     if !value.is_object() {
-        bail!(
-            "error validating {source:?}: error validating data: invalid object to validate; if you choose to ignore these errors, turn validation off with --validate=false"
-        );
+        return Err(invalid(source, "invalid object to validate"));
     }
     let kind = value["kind"].as_str().unwrap_or_default();
     if kind.ends_with("List") && value["items"].is_array() {
         for item in list(&value["items"]).cloned() {
-            flatten(item, source, objects)?;
+            flatten(item, source, is_validated, objects)?;
         }
         return Ok(());
     }
+    let undecodable =
+        |why: String| Flaw::Undecodable(anyhow!("unable to decode {source:?}: {why}"));
     for field in ["labels", "annotations"] {
         let odd = crate::json::entries(&value["metadata"][field])
             .into_iter()
             .find_map(|(_, value)| go_type(value));
         if let Some(odd) = odd {
-            bail!(
-                "unable to decode {source:?}: json: cannot unmarshal {odd} into Go struct field ObjectMeta.metadata.{field} of type string"
-            );
+            return Err(undecodable(format!(
+                "json: cannot unmarshal {odd} into Go struct field ObjectMeta.metadata.{field} of type string"
+            )));
         }
     }
-    let mut missing = Vec::new();
-    for field in ["apiVersion", "kind"] {
-        if value[field].as_str().unwrap_or_default().is_empty() {
-            missing.push(format!("{field} not set"));
-        }
+    if !is_validated && kind.is_empty() {
+        let text = crate::json::compact(&value);
+        return Err(undecodable(format!("Object 'Kind' is missing in '{text}'")));
     }
+    let missing: Vec<String> = ["apiVersion", "kind"]
+        .into_iter()
+        .filter(|field| value[*field].as_str().unwrap_or_default().is_empty())
+        .map(|field| format!("{field} not set"))
+        .collect();
     match missing.as_slice() {
-        [] => {}
-        [one] => bail!(
-            "error validating {source:?}: error validating data: {one}; if you choose to ignore these errors, turn validation off with --validate=false"
-        ),
-        both => bail!(
-            "error validating {source:?}: error validating data: [{}]; if you choose to ignore these errors, turn validation off with --validate=false",
-            both.join(", ")
-        ),
+        [one] if is_validated => return Err(invalid(source, one)),
+        [_, _] if is_validated => {
+            return Err(invalid(source, &format!("[{}]", missing.join(", "))));
+        }
+        _ => {}
     }
     objects.push(value);
     Ok(())

@@ -187,6 +187,25 @@ pub(crate) async fn from_manifests(
     Ok(targets)
 }
 
+/// The objects of what could be read, and the errors about the others.
+pub(crate) async fn of_each(
+    session: &Session,
+    found: Vec<Result<Manifest>>,
+) -> (Vec<Target>, Vec<anyhow::Error>) {
+    let (mut targets, mut errors) = (Vec::new(), Vec::new());
+    for manifest in found {
+        let target = match manifest {
+            Ok(manifest) => target_of(session, manifest).await,
+            Err(error) => Err(error),
+        };
+        match target {
+            Ok(target) => targets.push(target),
+            Err(error) => errors.push(error),
+        }
+    }
+    (targets, errors)
+}
+
 /// Finds the resource and namespace of a manifest's object, and sets the namespace in it.
 pub(crate) async fn target_of(session: &Session, manifest: Manifest) -> Result<Target> {
     let Manifest { mut object, source } = manifest;
@@ -235,7 +254,18 @@ pub(crate) async fn target_of(session: &Session, manifest: Manifest) -> Result<T
     })
 }
 
-/// Every object that files, words and selectors select. Types are listed.
+/// Leaves only the objects of a label selector, and the errors.
+pub(crate) fn retain(found: &mut Vec<Result<Manifest>>, selector: Option<&str>) -> Result<()> {
+    if let Some(selector) = selector {
+        let selector = crate::json::selector(selector)?;
+        let is_kept = |manifest: &Manifest| crate::json::selects(&selector, &manifest.object);
+        found.retain(|manifest| manifest.as_ref().map_or(true, is_kept));
+    }
+    Ok(())
+}
+
+/// Every object that files, words and selectors select. Types are listed. Errors about single files
+/// are reported at the end of the command.
 pub(crate) async fn targets(
     session: &Session,
     selection: &Selection,
@@ -248,12 +278,15 @@ pub(crate) async fn targets(
                 "when paths, URLs, or stdin is provided as input, you may not specify resource arguments as well"
             );
         }
-        let mut manifests = manifest::read(&selection.files).await?;
-        if let Some(selector) = &selection.selector {
-            let selector = crate::json::selector(selector)?;
-            manifests.retain(|manifest| crate::json::selects(&selector, &manifest.object));
+        let mut found = manifest::read_each(&selection.files, false).await?;
+        retain(&mut found, selection.selector.as_deref())?;
+        let (targets, errors) = of_each(session, found).await;
+        if targets.is_empty() {
+            error::aggregate(errors)?;
+        } else {
+            session.report_at_the_end(errors);
         }
-        return from_manifests(session, manifests).await;
+        return Ok(targets);
     }
     let has_selector = selection.selector.is_some() || selection.field_selector.is_some();
     match named(session, words).await? {

@@ -1,14 +1,18 @@
 //! The cluster, the credentials and the namespace of a command.
 
-use std::path::PathBuf;
+use std::{
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+};
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 use serde_json::Value;
 
 use crate::{
     api::{Api, ApiOptions, PatchType, Query},
     args::Global,
     discovery::Discovery,
+    error,
     kubeconfig::{self, connection::Connection},
     record,
 };
@@ -24,6 +28,8 @@ pub(crate) struct Session {
     pub connection: Connection,
     /// The command line that objects are annotated with (`--record`).
     pub change_cause: Option<String>,
+    /// Errors about single files, of a command that continues with the others.
+    deferred: Mutex<Vec<Error>>,
 }
 
 impl Session {
@@ -56,7 +62,20 @@ impl Session {
             namespace_given,
             connection,
             change_cause: None,
+            deferred: Mutex::default(),
         })
+    }
+
+    /// Lets the command end with these errors, whatever else it does.
+    pub(crate) fn report_at_the_end(&self, errors: Vec<Error>) {
+        let mut deferred = self.deferred.lock().unwrap_or_else(PoisonError::into_inner);
+        deferred.extend(errors);
+    }
+
+    /// The result of a command with those errors.
+    pub(crate) fn end(&self, result: Result<()>) -> Result<()> {
+        let mut deferred = self.deferred.lock().unwrap_or_else(PoisonError::into_inner);
+        error::join(result, std::mem::take(&mut deferred))
     }
 
     /// Annotates an object, or a merge patch of one, with the command that changes it (`--record`).

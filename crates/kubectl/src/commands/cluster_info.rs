@@ -203,6 +203,7 @@ impl Dump {
             _ => "txt",
         };
         let text = match self.print.printer()? {
+            Some(printer) if ending == "json" => printer.render(&typed(objects))?,
             Some(printer) => printer.render(&sorted(objects))?,
             None => String::new(),
         };
@@ -220,6 +221,26 @@ impl Dump {
         }
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     }
+}
+
+/// A list and its items in the key order of Go's types.
+fn typed(objects: &Value) -> Value {
+    let kind = str_of(&objects["kind"]).trim_end_matches("List");
+    let item = |item: &Value| {
+        let mut item = item.clone();
+        item["kind"] = json!(kind);
+        item["apiVersion"] = objects["apiVersion"].clone();
+        let mut item = crate::merge::typed(&item);
+        if let Some(fields) = item.as_object_mut() {
+            fields.shift_remove("kind");
+            fields.shift_remove("apiVersion");
+        }
+        item
+    };
+    let items: Vec<Value> = list(&objects["items"]).map(item).collect();
+    json!({
+        "kind": objects["kind"], "apiVersion": objects["apiVersion"],
+        "metadata": objects["metadata"], "items": items})
 }
 
 async fn list_of(session: &Session, path: &str, kind: &str) -> Result<Value> {

@@ -177,11 +177,11 @@ impl Delete {
             .unwrap_or(self.all || self.selection.selector.is_some());
         let targets =
             resources::targets(session, &self.selection, &self.resources, self.all).await?;
+        self.how.check()?;
         if targets.is_empty() {
             println!("No resources found");
             return Ok(());
         }
-        self.how.check()?;
         if self.interactive && !confirmed(&targets)? {
             println!("deletion is cancelled");
             return Ok(());

@@ -10,11 +10,7 @@ use crate::{
     error,
     json::str_of,
     merge,
-    output::{
-        PrintFlags, Printer,
-        table::{Table, escape},
-        tabwriter::Tabwriter,
-    },
+    output::{PrintFlags, Printer, escape_terminal, table::Table, tabwriter::Tabwriter},
     session::Session,
 };
 
@@ -89,7 +85,17 @@ impl Events {
         let mut hides_headings = self.no_headers;
         let path = with_query(path, &[("watch", "true".into())]);
         let mut stream = Box::pin(session.api.watch(&path, "application/json").await?);
-        while let Some(event) = stream.next().await {
+        let end = session.api.timeout();
+        let end = end.map(|timeout| tokio::time::Instant::now() + timeout);
+        loop {
+            // A timeout is not a failure of a watch.
+            let event = match end {
+                Some(end) => tokio::time::timeout_at(end, stream.next())
+                    .await
+                    .unwrap_or(None),
+                None => stream.next().await,
+            };
+            let Some(event) = event else { break };
             let event = event?;
             if matches!(str_of(&event["type"]), "DELETED" | "BOOKMARK" | "ERROR")
                 || !self.wants(&event["object"])
@@ -154,14 +160,14 @@ impl Events {
             let about = &event["involvedObject"];
             let mut row = vec![
                 interval(event),
-                escape(str_of(&event["type"])),
-                escape(str_of(&event["reason"])),
-                escape(&format!(
+                escape_terminal(str_of(&event["type"])),
+                escape_terminal(str_of(&event["reason"])),
+                escape_terminal(&format!(
                     "{}/{}",
                     str_of(&about["kind"]),
                     str_of(&about["name"])
                 )),
-                escape(str_of(&event["message"]).trim()),
+                escape_terminal(str_of(&event["message"]).trim()),
             ];
             if self.all_namespaces {
                 row.insert(0, str_of(&event["metadata"]["namespace"]).to_owned());

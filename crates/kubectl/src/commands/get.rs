@@ -355,6 +355,32 @@ impl Get {
         error::aggregate(errors)
     }
 
+    /// Several objects are printed, and cannot be watched.
+    async fn refuse_to_follow(
+        &self,
+        session: &Session,
+        printer: Option<Printer>,
+        asks: &[ResourceQuery],
+    ) -> Result<()> {
+        let is_file = !self.selection.files.is_empty();
+        let mut others = asks.iter().map(|ask| &ask.resource);
+        let is_one_type = others.all(|resource| *resource == asks[0].resource);
+        if asks.is_empty() || !is_file && (!is_one_type || asks[0].name.is_none()) {
+            bail!("you may only specify a single resource type");
+        }
+        match printer {
+            Some(printer) => self.print_objects(session, asks, &printer).await?,
+            None => self.print_tables(session, asks).await?,
+        }
+        match is_file {
+            true => bail!(
+                "watch is only supported on individual resources and resource collections - {} resources were found",
+                asks.len()
+            ),
+            false => bail!("you may only watch a single resource or type of resource at a time"),
+        }
+    }
+
     async fn follow(
         &self,
         session: &Session,
@@ -362,9 +388,7 @@ impl Get {
         asks: Vec<ResourceQuery>,
     ) -> Result<()> {
         let [ask] = asks.as_slice() else {
-            bail!(
-                "watch is only supported on individual resources and resource collections - more than 1 resource was found"
-            );
+            return self.refuse_to_follow(session, printer, &asks).await;
         };
         let accept = if printer.is_none() {
             TABLE
@@ -474,7 +498,7 @@ impl Screen<'_> {
     fn show(&mut self, event: &str, object: &Value) -> Result<()> {
         if let Some(printer) = &self.printer {
             return match self.get.output_watch_events {
-                true => printer.print(&json!({"type": event, "object": object})),
+                true => printer.print_event(event, object),
                 false => printer.print(object),
             };
         }

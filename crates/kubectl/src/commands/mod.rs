@@ -294,7 +294,8 @@ pub(crate) async fn run(cli: Cli, invocation: Invocation) -> Result<()> {
     if global.match_server_version {
         version::require_match(&session).await?;
     }
-    dispatch(command, &session).await?;
+    let result = dispatch(command, &session).await;
+    session.end(result)?;
     match session.api.warnings() {
         count if count > 0 && global.warnings_as_errors => {
             bail!(

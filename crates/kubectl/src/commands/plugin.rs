@@ -27,6 +27,7 @@ pub(crate) struct List {
 impl Plugin {
     pub(crate) fn run(self) -> Result<()> {
         let Self::List(list) = self;
+        unreadable();
         let plugins = all();
         if plugins.is_empty() {
             bail!("unable to find any kubectl plugins in your PATH");
@@ -55,12 +56,9 @@ impl Plugin {
                     earlier.display()
                 );
             }
-            if is_builtin(&name) {
+            if let Some(command) = builtin(&name) {
                 problems += 1;
-                eprintln!(
-                    "  - warning: {name} overwrites existing command: \"kubectl {}\"",
-                    name.trim_start_matches("kubectl-")
-                );
+                eprintln!("  - warning: {name} overwrites existing command: {command:?}");
             }
             seen.push((name, path));
         }
@@ -78,16 +76,42 @@ fn file_name(path: &Path) -> String {
         .unwrap_or_default()
 }
 
-fn is_builtin(name: &str) -> bool {
-    let command = name.trim_start_matches("kubectl-").replace('_', "-");
-    crate::args::Cli::command()
-        .find_subcommand(command)
-        .is_some()
+/// The command that a plugin's name begins with, such as `kubectl create` of kubectl-create-thing.
+fn builtin(name: &str) -> Option<String> {
+    let root = crate::args::Cli::command();
+    let (mut at, mut found) = (&root, "kubectl".to_owned());
+    for word in name.split('-').skip(1) {
+        let Some(command) = at.find_subcommand(word) else {
+            break;
+        };
+        at = command;
+        found = format!("{found} {}", command.get_name());
+    }
+    (found != "kubectl").then_some(found)
 }
 
 fn is_executable(path: &Path) -> bool {
     std::fs::metadata(path)
         .is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+}
+
+/// Reports the directories of the PATH that cannot be read.
+fn unreadable() {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut seen = Vec::new();
+    for directory in std::env::split_paths(&path) {
+        if directory.as_os_str().is_empty() || seen.contains(&directory) {
+            continue;
+        }
+        if let Err(error) = std::fs::read_dir(&directory) {
+            let (shown, why) = (directory.display(), crate::error::io_reason(&error));
+            eprintln!(
+                "Unable to read directory {:?} from your PATH: open {shown}: {why}. Skipping...",
+                shown.to_string()
+            );
+        }
+        seen.push(directory);
+    }
 }
 
 /// Every plugin on the PATH, in its order.
@@ -158,4 +182,22 @@ fn lookup(command: &[&str]) -> Option<(PathBuf, usize)> {
             .find(|path| is_executable(path));
         found.map(|path| (path, count))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plugins_whose_name_begins_with_a_command_are_named_with_it() {
+        for (name, command) in [
+            ("kubectl-foo", None),
+            ("kubectl-get", Some("kubectl get")),
+            ("kubectl-create-thing", Some("kubectl create")),
+            ("kubectl-config-view-x", Some("kubectl config view")),
+            ("kubectl-api_resources", None),
+        ] {
+            assert_eq!(builtin(name).as_deref(), command, "{name}");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use crate::{
     args::{DryRun, DryRunMode, Files, Validate},
     error, manifest,
     output::PrintFlags,
-    resources::{Target, from_manifests},
+    resources::{Target, of_each},
     session::Session,
 };
 
@@ -60,8 +60,10 @@ impl Replace {
             bail!("--dry-run can not be used when --force is set");
         }
         let report = Report::new(&self.print, dry_run)?;
-        let targets = from_manifests(session, manifest::read(&self.files).await?).await?;
+        let found = manifest::read_each(&self.files, self.validate.is_on()).await?;
+        let (targets, left_out) = of_each(session, found).await;
         if self.how.force {
+            error::aggregate(left_out)?;
             return self.recreate(session, targets, &report).await;
         }
         let mut errors = Vec::new();
@@ -77,7 +79,7 @@ impl Replace {
                     }),
             );
         }
-        error::aggregate(errors)
+        error::join(error::aggregate(errors), left_out)
     }
 
     fn query(&self, dry_run: DryRunMode) -> Result<Query> {
@@ -149,7 +151,7 @@ impl Replace {
         for target in &targets {
             match session.api.delete(&target.path(), &options).await {
                 Ok(answer) => {
-                    say_deleted(target, false, self.how.grace_period == 0, DryRunMode::None);
+                    say_deleted(target, false, false, DryRunMode::None);
                     deleted.push((target.clone(), answer));
                 }
                 Err(error) if error::is_not_found(&error) => {}

@@ -1,12 +1,14 @@
 //! `kubectl run`
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use futures::StreamExt;
 use serde_json::{Value, json};
 
 use crate::{
-    api::Query,
+    api::{Query, with_query},
     args::{DryRun, DryRunMode, Files},
     error,
     json::{list, str_of},
@@ -23,6 +25,9 @@ use super::{
     report::Report,
     wait,
 };
+
+/// How long the log before an attach may take.
+const EARLY_LOG: Duration = Duration::from_secs(5);
 
 /// Whether a text is the name of an image.
 pub(super) fn is_reference(text: &str) -> bool {
@@ -320,14 +325,14 @@ impl Run {
         let mut pod = Value::Null;
         let has_begun = wait::until(session, &target, |object| {
             pod = object.cloned().unwrap_or_default();
-            let phase = str_of(&pod["status"]["phase"]);
-            object.is_none() || matches!(phase, "Running" | "Succeeded" | "Failed")
+            object.is_none() || may_be_attached_to(&pod)
         });
         tokio::time::timeout(timeout, has_begun)
             .await
             .with_context(|| format!("timed out waiting for the pod {} to run", target.name))??;
         let container = streams::container_of(&pod, None, true)?;
         if pod["status"]["phase"] == "Running" {
+            self.print_early_log(session, &target, &container).await;
             let wanted = SessionStreams {
                 stdin: self.stdin,
                 tty: self.tty,
@@ -361,6 +366,30 @@ impl Run {
         exit_of(&pod)
     }
 
+    /// What the container printed before it is attached to.
+    async fn print_early_log(
+        &self,
+        session: &Session,
+        target: &resources::Target,
+        container: &str,
+    ) {
+        use std::io::Write;
+        let path = format!("{}/log", target.path());
+        let path = with_query(&path, &[("container", container.to_owned())]);
+        let log = session.api.raw(http::Method::GET, &path, Vec::new());
+        let log = match tokio::time::timeout(EARLY_LOG, log).await {
+            Ok(log) => log,
+            Err(_) => Err(anyhow::anyhow!("context deadline exceeded")),
+        };
+        match log {
+            Ok(log) => drop(std::io::stdout().write_all(&log)),
+            Err(error) => eprintln!(
+                "warning: couldn't fetch pre-attach logs: {}",
+                error::message(&error)
+            ),
+        }
+    }
+
     async fn print_log(&self, session: &Session, target: &resources::Target) -> Result<()> {
         use std::io::Write;
         let path = format!("{}/log", target.path());
@@ -391,6 +420,17 @@ impl Run {
             }
         }
         Ok(())
+    }
+}
+
+/// Ended, or running and ready.
+fn may_be_attached_to(pod: &Value) -> bool {
+    let is_ready =
+        |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
+    match str_of(&pod["status"]["phase"]) {
+        "Succeeded" | "Failed" => true,
+        "Running" => list(&pod["status"]["conditions"]).any(is_ready),
+        _ => false,
     }
 }
 

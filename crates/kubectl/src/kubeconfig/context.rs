@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{entry, read_file, remove_entry, set_entry, write_file};
+use super::{entry, read_regular_file, remove_entry, set_entry, write_file};
 use crate::json::str_of;
 
 /// Adds the cluster of the kubeconfig `text` to the file under one name for cluster, user and
@@ -14,7 +14,7 @@ use crate::json::str_of;
 /// there is none. Returns the name, and whether it is the current one.
 pub fn add_context(file: &Path, text: &str, names: &[String]) -> Result<(String, bool)> {
     let cluster: Value = serde_saphyr::from_str(text).context("the cluster's kubeconfig")?;
-    let before = read_file(file)?;
+    let before = read_regular_file(file)?;
     let free = names
         .iter()
         .find(|name| !is_of_another(&before, &cluster, name));
@@ -37,7 +37,7 @@ pub fn add_context(file: &Path, text: &str, names: &[String]) -> Result<(String,
 /// kubeconfig `text`.
 pub fn remove_context(file: &Path, text: &str, names: &[String]) -> Result<bool> {
     let cluster: Value = serde_saphyr::from_str(text).context("the cluster's kubeconfig")?;
-    let mut config = read_file(file)?;
+    let mut config = read_regular_file(file)?;
     let removed = names
         .iter()
         .filter(|name| remove(&mut config, &cluster, name))
@@ -91,7 +91,7 @@ fn remove(config: &mut Value, cluster: &Value, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::read_file, *};
 
     const OURS: &str = "clusters: [{name: mainstay, cluster: {server: s, certificate-authority-data: QQ==}}]\n\
                         users: [{name: admin, user: {client-key-data: Sw==}}]\n";
@@ -172,5 +172,20 @@ mod tests {
         assert!(entry(&config, "contexts", "work").is_some());
         assert!(entry(&config, "contexts", "mainstay").is_none());
         assert_eq!(config["current-context"], "work");
+    }
+
+    #[test]
+    fn what_another_user_put_there_instead_of_a_file_is_not_read() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        mknodat(CWD, at("pipe"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", at("zeros")).unwrap();
+        let large = std::fs::File::create(at("large")).unwrap();
+        large.set_len(1 << 40).unwrap();
+        for name in ["pipe", "zeros", "large"] {
+            assert!(add_context(&at(name), OURS, &names()).is_err(), "{name}");
+            assert!(remove_context(&at(name), OURS, &names()).is_err(), "{name}");
+        }
     }
 }

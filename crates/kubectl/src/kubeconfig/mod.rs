@@ -95,9 +95,38 @@ pub(crate) fn home() -> PathBuf {
         .unwrap_or_default()
 }
 
+/// Larger kubeconfigs of other users are not read.
+const MAX_SIZE: u64 = 16 << 20;
+
 /// A kubeconfig file; an absent file is empty.
 pub(crate) fn read_file(path: &Path) -> Result<Value> {
-    let text = match std::fs::read_to_string(path) {
+    parse(path, std::fs::read_to_string(path))
+}
+
+/// The same for a file that another user has put there: not a pipe or a device, which could be read
+/// without end.
+pub(crate) fn read_regular_file(path: &Path) -> Result<Value> {
+    use std::{io::Read, os::unix::fs::OpenOptionsExt};
+    let read = || {
+        let mut options = std::fs::OpenOptions::new();
+        let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY;
+        let file = options
+            .read(true)
+            .custom_flags(flags.bits().cast_signed())
+            .open(path)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() || metadata.len() > MAX_SIZE {
+            return Err(std::io::Error::other("not a file of a kubeconfig's size"));
+        }
+        let mut text = String::new();
+        file.take(MAX_SIZE).read_to_string(&mut text)?;
+        Ok(text)
+    };
+    parse(path, read())
+}
+
+fn parse(path: &Path, text: std::io::Result<String>) -> Result<Value> {
+    let text = match text {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(json!({})),
         Err(error) => bail!("error loading config file \"{}\": {error}", path.display()),

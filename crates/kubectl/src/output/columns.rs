@@ -97,7 +97,7 @@ impl Columns {
 fn cell_text(value: &Value) -> String {
     match value {
         Value::Null => "<nil>".to_owned(),
-        value => super::table::escape(&gotemplate::text_of(value)),
+        value => super::escape_terminal(&gotemplate::text_of(value)),
     }
 }
 

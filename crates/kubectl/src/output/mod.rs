@@ -206,6 +206,16 @@ impl Printer {
         Ok(())
     }
 
+    /// An event of a watch; JSON has one line for each.
+    pub(crate) fn print_event(&self, event: &str, object: &Value) -> Result<()> {
+        let event = serde_json::json!({"type": event, "object": json::sorted(object)});
+        match self.format {
+            Format::Json => println!("{}", serde_json::to_string(&event)?),
+            _ => self.print(&event)?,
+        }
+        Ok(())
+    }
+
     /// The text of an object in its own key order.
     pub(crate) fn render(&self, object: &Value) -> Result<String> {
         let before = self.printed.replace(self.printed.get() + 1);
@@ -246,10 +256,20 @@ pub(crate) fn each(object: &Value, mut with: impl FnMut(&Value)) {
     }
 }
 
-/// Makes control sequences visible, which a terminal would execute: others write the texts. As
-/// upstream, tabs and line breaks stay.
+/// Makes control characters visible, which a terminal would execute: others write the texts. Tabs
+/// and line breaks stay. Upstream escapes ESC and CR only; terminals also obey the eight-bit forms
+/// (U+009B is `ESC [`) and backspaces.
 pub(crate) fn escape_terminal(text: &str) -> String {
-    text.replace('\x1b', "^[").replace('\r', "\\r")
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\t' | '\n' => shown.push(c),
+            '\x1b' => shown.push_str("^["),
+            c if c.is_control() => shown.extend(c.escape_default()),
+            c => shown.push(c),
+        }
+    }
+    shown
 }
 
 /// `pod/web`, `deployment.apps/web`.
@@ -302,6 +322,22 @@ mod tests {
         assert!(flags("wide").printer().is_err());
         assert!(flags("wide").with_formats(&["wide"]).unwrap().is_none());
         assert!(flags("jsonpath").printer().is_err());
+    }
+
+    #[test]
+    fn a_terminal_sees_control_characters_as_text() {
+        for (text, shown) in [
+            ("\x1b[2J\rx", "^[[2J\\rx"),
+            ("a\tb\nc", "a\tb\nc"),
+            ("\u{9b}31m", "\\u{9b}31m"),
+            (
+                "secret\u{8}\u{8}\u{7f}\u{7}",
+                "secret\\u{8}\\u{8}\\u{7f}\\u{7}",
+            ),
+            ("größer ✓", "größer ✓"),
+        ] {
+            assert_eq!(escape_terminal(text), shown);
+        }
     }
 
     #[test]

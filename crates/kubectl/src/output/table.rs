@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::tabwriter::Tabwriter;
+use super::{escape_terminal, tabwriter::Tabwriter};
 use crate::json::{list, str_of};
 
 /// Rows of text under headings.
@@ -43,7 +43,7 @@ impl Table {
             .collect();
         let mut headings: Vec<String> = columns
             .iter()
-            .map(|(_, column)| escape(&str_of(&column["name"]).to_uppercase()))
+            .map(|(_, column)| escape_terminal(&str_of(&column["name"]).to_uppercase()))
             .collect();
         if view.with_namespace {
             headings.insert(0, "NAMESPACE".into());
@@ -117,26 +117,17 @@ pub(crate) fn labels(value: &Value) -> String {
     pairs.join(",")
 }
 
-/// A value as a cell: one line, without terminal control sequences.
+/// A value as a cell: its first line, without control sequences. A tab in it begins another column,
+/// as upstream.
 pub(crate) fn cell(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => match text.find(['\n', '\r', '\x0c']) {
-            Some(end) => format!("{}...", escape(&text[..end])),
-            None => escape(text),
+            Some(end) => format!("{}...", escape_terminal(&text[..end])),
+            None => escape_terminal(text),
         },
         other => other.to_string(),
     }
-}
-
-/// Makes control sequences visible.
-pub(crate) fn escape(text: &str) -> String {
-    if !text.contains(['\x1b', '\r', '\t', '\n']) {
-        return text.to_owned();
-    }
-    text.replace('\x1b', "^[")
-        .replace('\r', "\\r")
-        .replace(['\t', '\n'], " ")
 }
 
 #[cfg(test)]

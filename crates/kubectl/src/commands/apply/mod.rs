@@ -18,7 +18,7 @@ use crate::{
     json::{self, str_of},
     manifest, merge,
     output::PrintFlags,
-    resources::{Target, target_of},
+    resources::{Target, retain, target_of},
     session::Session,
     three_way,
 };
@@ -106,19 +106,24 @@ impl Apply {
             None => None,
         };
         self.check(session, set.as_ref()).await?;
-        let mut manifests = manifest::read(&self.selection.files).await?;
-        if let Some(selector) = &self.selection.selector {
-            let selector = json::selector(selector)?;
-            manifests.retain(|manifest| json::selects(&selector, &manifest.object));
-        }
-        if manifests.is_empty() {
+        let is_validated = self.validate.is_on();
+        let mut found = manifest::read_each(&self.selection.files, is_validated).await?;
+        retain(&mut found, self.selection.selector.as_deref())?;
+        if found.is_empty() {
             bail!("no objects passed to apply");
         }
         let report = Report::new(&self.print, self.dry_run.mode()?)?;
         let (mut applied, mut errors, mut targets) = (Vec::new(), Vec::new(), Vec::new());
         // The definition of an unknown kind may be among the other objects.
         let mut unknown = Vec::new();
-        for manifest in manifests {
+        for manifest in found {
+            let manifest = match manifest {
+                Ok(manifest) => manifest,
+                Err(error) => {
+                    errors.push(error);
+                    continue;
+                }
+            };
             match target_of(session, manifest.clone()).await {
                 Ok(target) => targets.push(target),
                 Err(error) if set.is_some() => errors.push(error),
@@ -157,10 +162,13 @@ impl Apply {
         match applied {
             [] => Ok(()),
             [one] => report.print(one, ""),
-            many => report.print(
-                &json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": many}),
-                "",
-            ),
+            // A list of Go's types has its fields in their order.
+            many => {
+                let items: Vec<Value> = many.iter().map(json::sorted).collect();
+                let list =
+                    json!({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": items});
+                report.say_typed(&list, "")
+            }
         }
     }
 

@@ -13,6 +13,9 @@ use crate::{
 
 use super::{default_file, edit, file_of, file_of_current, merged};
 
+/// The section that is no list.
+const PREFERENCES: &str = "preferences";
+
 /// Flags of `config set`.
 #[derive(Debug, Args)]
 pub(crate) struct Set {
@@ -48,10 +51,8 @@ impl Property {
                 fields: Vec::new(),
             });
         }
-        if !kubeconfig::SECTIONS
-            .iter()
-            .any(|(known, _)| *known == section)
-        {
+        let mut sections = kubeconfig::SECTIONS.iter().map(|(known, _)| *known);
+        if section != PREFERENCES && !sections.any(|known| known == section) {
             bail!("unable to parse {text} after [] at api.Config");
         }
         // An existing entry whose name contains dots is found without escapes too.
@@ -82,11 +83,33 @@ impl Property {
     }
 }
 
+/// Fails as Go's decoder does, with the place of the first wrong byte.
+fn check_base64(text: &str) -> Result<()> {
+    let Err(error) = BASE64_STANDARD.decode(text) else {
+        return Ok(());
+    };
+    let at = match error {
+        base64::DecodeError::InvalidByte(at, _) | base64::DecodeError::InvalidLastSymbol(at, _) => {
+            at
+        }
+        _ => text.len() / 4 * 4,
+    };
+    bail!("error decoding input value: illegal base64 data at input byte {at}")
+}
+
 impl Set {
     pub(super) fn run(self, global: &Global) -> Result<()> {
         let property = Property::parse(&self.property, &merged(global)?)?;
-        let value = match self.set_raw_bytes {
-            true => json!(BASE64_STANDARD.encode(&self.value)),
+        let is_bytes = property
+            .fields
+            .last()
+            .is_some_and(|field| field.ends_with("-data"));
+        let value = match is_bytes {
+            true if self.set_raw_bytes => json!(BASE64_STANDARD.encode(&self.value)),
+            true => {
+                check_base64(&self.value)?;
+                json!(self.value)
+            }
             false => match self.value.as_str() {
                 "true" => json!(true),
                 "false" => json!(false),
@@ -96,6 +119,15 @@ impl Set {
         if property.section == "current-context" {
             edit(&default_file(global)?, |config| {
                 config["current-context"] = json!(self.value);
+                Ok(())
+            })?;
+        } else if property.section == PREFERENCES {
+            let is_colors = property.name == "colors" && property.fields.is_empty();
+            if !is_colors || !value.is_boolean() {
+                bail!("unable to parse {} after [] at api.Config", self.property);
+            }
+            edit(&default_file(global)?, |config| {
+                config[PREFERENCES]["colors"] = value;
                 Ok(())
             })?;
         } else {

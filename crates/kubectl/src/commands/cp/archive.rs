@@ -7,7 +7,9 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+
+use crate::error::io_reason;
 
 /// Writes a file or a directory under this name.
 pub(super) fn pack(into: impl Write, path: &Path, name: &str) -> Result<()> {
@@ -94,10 +96,13 @@ pub(super) fn file_target(target: PathBuf, source: &Path) -> PathBuf {
 /// Writes a file, and the directories above it.
 pub(super) fn write_file(target: &Path, from: &mut impl Read, mode: Option<u32>) -> Result<()> {
     let context = || format!("cannot write {}", target.display());
+    let failed = |verb: &str, path: &Path, error: io::Error| {
+        anyhow!("{verb} {}: {}", path.display(), io_reason(&error))
+    };
     if let Some(parent) = target.parent() {
-        fs::create_dir_all(parent).with_context(context)?;
+        fs::create_dir_all(parent).map_err(|error| failed("mkdir", parent, error))?;
     }
-    let mut file = fs::File::create(target).with_context(context)?;
+    let mut file = fs::File::create(target).map_err(|error| failed("open", target, error))?;
     io::copy(from, &mut file).with_context(context)?;
     if let Some(mode) = mode {
         // The owner of an existing file may be somebody else.

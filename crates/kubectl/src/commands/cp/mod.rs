@@ -142,6 +142,8 @@ impl Cp {
         if ended.is_program_missing() {
             return without_tar::download(remote, source, Path::new(destination)).await;
         }
+        // As upstream: what tar reports about a download is output.
+        print!("{}", ended.errors);
         unpacked?;
         ended.success()
     }
@@ -174,6 +176,7 @@ impl Cp {
         if ended.is_program_missing() {
             return without_tar::upload(remote, Path::new(source), &target).await;
         }
+        eprint!("{}", ended.errors);
         ended.success()
     }
 }
@@ -191,9 +194,8 @@ impl Ended {
             || self.errors.contains("tar: command not found")
     }
 
-    /// Prints what the program reported; its exit code is an error with that code.
+    /// Its exit code is an error with that code.
     fn success(self) -> Result<()> {
-        print!("{}", self.errors);
         match self.status {
             ExitStatus::Code(0) => Ok(()),
             ExitStatus::Code(code) => Err(Exit(u8::try_from(code & 0xff).unwrap_or(1)).into()),

@@ -20,9 +20,9 @@ use crate::{
     args::{DryRun, Files, Validate},
     error,
     json::{list, str_of},
-    manifest,
+    manifest::{self, Manifest},
     output::PrintFlags,
-    resources::{Target, target_of},
+    resources::{Target, of_each, retain, target_of},
     session::Session,
 };
 
@@ -158,36 +158,33 @@ impl Create {
         if self.files.is_empty() {
             bail!("must specify one of -f and -k");
         }
-        let mut manifests = manifest::read(&self.files).await?;
-        if let Some(selector) = &self.selector {
-            let selector = crate::json::selector(selector)?;
-            manifests.retain(|manifest| crate::json::selects(&selector, &manifest.object));
-        }
-        if manifests.is_empty() {
+        let is_validated = self.common.validate.is_on();
+        let mut found = manifest::read_each(&self.files, is_validated).await?;
+        retain(&mut found, self.selector.as_deref())?;
+        if found.is_empty() {
             bail!("no objects passed to create");
         }
+        let report = Report::new(&self.common.print, self.common.dry_run.mode()?)?;
+        let (mut targets, left_out) = of_each(session, found).await;
         if self.edit {
             let mut editor =
                 super::editor::Editor::new(&self.common.print, self.windows_line_endings)?;
             let mut edited = Vec::new();
-            for mut manifest in manifests {
-                if let Some(object) = editor.edit_one(&manifest.object)? {
-                    manifest.object = object;
-                    edited.push(manifest);
+            for target in targets {
+                let before = target.manifest.unwrap_or_default();
+                if let Some(object) = editor.edit_one(&before)? {
+                    let source = target.source;
+                    edited.push(target_of(session, Manifest { object, source }).await?);
                 }
             }
-            manifests = edited;
+            targets = edited;
         }
         let mut errors = Vec::new();
-        let report = Report::new(&self.common.print, self.common.dry_run.mode()?)?;
-        for manifest in manifests {
-            let created = match target_of(session, manifest).await {
-                Ok(target) => self.common.create_target(session, &target, &report).await,
-                Err(error) => Err(error),
-            };
+        for target in targets {
+            let created = self.common.create_target(session, &target, &report).await;
             errors.extend(created.err());
         }
-        error::aggregate(errors)
+        error::join(error::aggregate(errors), left_out)
     }
 }
 

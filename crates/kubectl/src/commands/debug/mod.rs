@@ -341,7 +341,14 @@ impl Debug {
             container["targetContainerName"] = json!(self.target);
         }
         warn_if_weakened(pod, &container);
-        let patch = json!({"spec": {"ephemeralContainers": [container]}});
+        // Without an order the new one would be the first.
+        let known = list(&pod["spec"]["ephemeralContainers"]).map(|one| str_of(&one["name"]));
+        let order: Vec<Value> = known
+            .chain([name.as_str()])
+            .map(|name| json!({"name": name}))
+            .collect();
+        let patch = json!({"spec": {
+            "$setElementOrder/ephemeralContainers": order, "ephemeralContainers": [container]}});
         let path = format!("{}/ephemeralcontainers", target.path());
         let query: Query = Vec::new();
         let changed = session
