@@ -75,6 +75,12 @@ impl Env {
         self
     }
 
+    /// Removes a variable, for environments in which nothing is evaluated.
+    pub fn without(mut self, name: &str) -> Self {
+        self.variables.retain(|variable| &*variable.name != name);
+        self
+    }
+
     /// Declares a variable whose fields are evaluated lazily. It has no slot among the values, and
     /// there is at most one.
     pub fn lazy(mut self, name: &str, decl: Arc<Decl>) -> Self {

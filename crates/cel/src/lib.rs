@@ -32,7 +32,7 @@ pub use decl::{Decl, DeclKind, Field, ListSemantics, escape};
 pub use device::{DEVICE_COST_LIMIT, Device, DeviceSelector, SelectorError};
 pub use env::{Env, JSON_PATCH, OBJECT, Variable};
 pub use functions::{Authorizer, Check, Decision, library::Library};
-pub use meter::Meter;
+pub use meter::{Meter, SMALL_COST};
 pub use parser::{Parsed, parse};
 pub use program::{Evaluation, Lazy, Program};
 pub use source::{Issue, Issues};

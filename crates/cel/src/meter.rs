@@ -30,6 +30,12 @@ impl Default for Meter {
     }
 }
 
+/// Of a small meter.
+const SMALL_WORK: u64 = 50_000;
+const SMALL_MEMORY: u64 = 1 << 20;
+/// The cost that goes with a small meter: less than a millisecond for nearly all expressions.
+pub const SMALL_COST: u64 = 20_000;
+
 thread_local! {
     static UNDER_WAY: Cell<Option<Meter>> = const { Cell::new(None) };
 }
@@ -44,6 +50,19 @@ impl Drop for Before {
 }
 
 impl Meter {
+    /// For an attempt that must not take long.
+    pub fn small() -> Self {
+        Self {
+            work: SMALL_WORK,
+            memory: SMALL_MEMORY,
+        }
+    }
+
+    /// Whether a limit was exceeded.
+    pub fn is_spent(&self) -> bool {
+        self.work == 0 || self.memory == 0
+    }
+
     /// Counts everything in `within` against this meter, for related evaluations.
     pub fn count<T>(&mut self, within: impl FnOnce() -> T) -> T {
         let before = Before(UNDER_WAY.replace(Some(*self)));

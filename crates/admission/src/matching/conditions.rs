@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use cel::{Env, PER_CALL_LIMIT, Program, Type, Value as Cel, compile};
+use cel::{Env, Meter, PER_CALL_LIMIT, Program, SMALL_COST, Type, Value as Cel, compile};
 use kinds::tree;
 use machinery::{
     Value,
@@ -15,6 +15,7 @@ use super::{
     environment::{Variables, environment},
 };
 use crate::authz;
+use request::heavy;
 
 /// The cost budget of all conditions of a webhook or a policy.
 const LIMIT: u64 = 2_500_000;
@@ -77,8 +78,14 @@ impl MatchConditions {
         activation: &Activation<'_>,
         authorizers: &[Arc<dyn authz::Authorizer>],
     ) -> Outcome {
+        // First within limits that do not take long, which most conditions hold.
+        let mut is_small = true;
         loop {
-            let outcome = self.evaluate_now(attributes, activation);
+            let Some(outcome) = self.evaluate_now(attributes, activation, is_small) else {
+                heavy::mark().await;
+                is_small = false;
+                continue;
+            };
             let asked = match &activation.authorizer {
                 Some(checks) => checks.answer_pending(authorizers, attributes.user).await,
                 None => false,
@@ -89,12 +96,18 @@ impl MatchConditions {
         }
     }
 
-    fn evaluate_now(&self, attributes: &Attributes<'_>, activation: &Activation<'_>) -> Outcome {
+    /// `None` if the small limits are exceeded.
+    fn evaluate_now(
+        &self,
+        attributes: &Attributes<'_>,
+        activation: &Activation<'_>,
+        is_small: bool,
+    ) -> Option<Outcome> {
         let values = match activation.values(attributes) {
             Ok(values) => values,
-            Err(error) => return Outcome::Failed(error.to_string(), 1),
+            Err(error) => return Some(Outcome::Failed(error.to_string(), 1)),
         };
-        let (mut left, mut errors) = (LIMIT, Vec::new());
+        let (mut left, mut errors) = (if is_small { SMALL_COST } else { LIMIT }, Vec::new());
         let mut excluded = None;
         for condition in &self.conditions {
             let program = match &condition.compiled {
@@ -104,11 +117,19 @@ impl MatchConditions {
                     continue;
                 }
             };
-            let evaluation = program.evaluate(&values, PER_CALL_LIMIT);
-            let Some(rest) = left.checked_sub(evaluation.cost) else {
-                return Outcome::Failed(EXHAUSTED.to_owned(), 1);
+            let (evaluation, is_spent) = match is_small {
+                true => {
+                    let mut meter = Meter::small();
+                    let evaluation = meter.count(|| program.evaluate(&values, left));
+                    (evaluation, meter.is_spent())
+                }
+                false => (program.evaluate(&values, PER_CALL_LIMIT), false),
             };
-            left = rest;
+            left = match left.checked_sub(evaluation.cost) {
+                Some(rest) if !is_spent => rest,
+                _ if is_small => return None,
+                _ => return Some(Outcome::Failed(EXHAUSTED.to_owned(), 1)),
+            };
             match evaluation.result {
                 Ok(Cel::Bool(false)) => {
                     excluded.get_or_insert(&condition.name);
@@ -120,11 +141,11 @@ impl MatchConditions {
                 )),
             }
         }
-        match (excluded, errors.len()) {
+        Some(match (excluded, errors.len()) {
             (Some(name), _) => Outcome::Excluded(name.clone()),
             (None, 0) => Outcome::Match,
             (None, failed) => Outcome::Failed(aggregate(errors), failed),
-        }
+        })
     }
 }
 
@@ -223,6 +244,16 @@ mod tests {
         assert_eq!(matched.await, Outcome::Match);
         let excluded = outcome(&["object.spec.nothing == 1", "false", "true"]);
         assert_eq!(excluded.await, Outcome::Excluded("c1".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn conditions_beyond_the_small_limits_are_evaluated_too() {
+        let many = "[0,1,2,3,4,5,6,7,8,9]";
+        let many = format!("{many}.map(a, {many}.map(b, {many}.map(c, {many}.map(d, d)))).size()");
+        let matched = outcome(&[&format!("{many} == 10"), "true"]).await;
+        assert_eq!(matched, Outcome::Match);
+        let excluded = outcome(&["true", &format!("{many} == 1")]).await;
+        assert_eq!(excluded, Outcome::Excluded("c1".to_owned()));
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@ use std::{
 };
 
 use machinery::{Object, Status, Value};
+use request::heavy;
 use tokio::sync::OnceCell;
 
 use super::{
@@ -78,8 +79,9 @@ pub(super) struct Misconfigured<'a, P> {
     pub(super) why: String,
 }
 
-/// How long policies of one request are evaluated before others have their turn.
-const TURN: Duration = Duration::from_millis(5);
+/// How long policies of one request are evaluated before others have their turn, and before the
+/// request counts as heavy.
+const TURN: Duration = Duration::from_millis(2);
 
 /// Lets other requests run between evaluations: parameters that a binding selects can be many.
 pub(super) struct Pace {
@@ -98,6 +100,7 @@ impl Pace {
         if self.since.elapsed() < TURN {
             return Ok(());
         }
+        heavy::mark().await;
         tokio::task::yield_now().await;
         self.since = Instant::now();
         match effects.deadline {
@@ -181,7 +184,7 @@ impl<'a> Request<'a> {
                 }
             }
             let (reference, namespace) = (binding.params.as_ref(), self.attributes.namespace);
-            match params::collect(reader, resource.as_deref(), reference, namespace).await {
+            match params::collect(reader, resource.as_ref(), reference, namespace).await {
                 Err(why) => steps.push(misconfigured(Some(binding), why)),
                 Ok(params) => steps.extend(params.into_iter().map(|param| {
                     Ok(Invocation {

@@ -17,7 +17,7 @@ use super::{
         patch_error::describe,
     },
     expression::{Compiler, Expression, Output, Uses, uses},
-    variables::{BUDGET, EXHAUSTED, Exhausted, Run, Variables},
+    variables::{BUDGET, EXHAUSTED, Exhausted, Limits, Run, Variables},
 };
 
 /// The compiled part of a policy.
@@ -105,7 +105,7 @@ impl Mutating {
         let values = activation
             .values(attributes)
             .map_err(|error| error.message)?;
-        let mut run = Run::new(values, &self.variables, BUDGET);
+        let mut run = Run::new(values, &self.variables, Limits::Full, BUDGET);
         let value = match run.evaluate(expression) {
             Ok(result) => result?,
             Err(Exhausted) => return Err(EXHAUSTED.to_owned()),

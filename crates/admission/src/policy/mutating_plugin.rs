@@ -129,13 +129,16 @@ async fn invoke(
         true => request.namespace_object().await?,
         false => None,
     };
-    let params = param.as_ref().map(|param| param.object());
+    let params = match param {
+        Some(param) => Some(param.object().await),
+        None => None,
+    };
     let surroundings = Activation {
         object: None,
         old: old_form.as_ref().or(old),
         namespace: namespace.as_ref(),
         request: &variable,
-        params: policy.param_kind.is_some().then_some(params),
+        params: policy.param_kind.is_some().then_some(params.as_deref()),
         authorizer: request.checks(uses),
     };
     let activation = Activation {

@@ -3,6 +3,7 @@
 use std::{borrow::Cow, sync::Arc};
 
 use machinery::{Object, labels::Selector};
+use request::heavy;
 
 use super::spec::{ParamKind, ParamRef};
 use crate::{Reader, Resource, Stored};
@@ -10,30 +11,20 @@ use crate::{Reader, Resource, Stored};
 /// One parameter; `None` for a policy or binding without parameters, which is evaluated once.
 pub(super) type Param = Option<Parameter>;
 
-/// A stored object in the version of the policy's paramKind.
+/// A stored object that is served in the version of the policy's paramKind.
 pub(super) struct Parameter {
     stored: Arc<Stored>,
-    /// The converted object, if that is not the stored version.
-    converted: Option<Object>,
+    resource: Arc<Resource>,
 }
 
 impl Parameter {
-    /// Reads an object, converting it if needed.
-    async fn read(resource: &Resource, stored: Arc<Stored>) -> Result<Self, String> {
-        let converted = match resource.serves_as_stored(&stored) {
-            true => None,
-            false => {
-                let converted = resource.parse_converted(&stored).await;
-                Some(converted.map_err(|status| status.message)?)
-            }
-        };
-        Ok(Self { stored, converted })
-    }
-
-    pub(super) fn object(&self) -> &Object {
-        match &self.converted {
-            Some(object) => object,
-            None => self.stored.parsed(),
+    /// The object. Another version than the stored one is made anew each time: a binding may select thousands, and a
+    /// request would hold them all.
+    pub(super) async fn object(&self) -> Cow<'_, Object> {
+        heavy::mark_large(self.stored.size()).await;
+        match self.resource.serves_as_stored(&self.stored) {
+            true => Cow::Borrowed(self.stored.parsed()),
+            false => Cow::Owned(self.resource.parse(&self.stored)),
         }
     }
 
@@ -61,7 +52,7 @@ pub(super) fn resource_of(reader: &Reader, kind: &ParamKind) -> Result<Arc<Resou
 /// The parameters of a binding for a request in a namespace. Each is evaluated separately.
 pub(super) async fn collect(
     reader: &Reader,
-    resource: Option<&Resource>,
+    resource: Option<&Arc<Resource>>,
     reference: Option<&ParamRef>,
     namespace: &str,
 ) -> Result<Vec<Param>, String> {
@@ -111,7 +102,7 @@ fn place<'a>(
 
 async fn named(
     reader: &Reader,
-    resource: &Resource,
+    resource: &Arc<Resource>,
     namespace: &str,
     name: &str,
 ) -> Result<Vec<Parameter>, String> {
@@ -119,15 +110,12 @@ async fn named(
         .get(&resource.group, &resource.plural, namespace, name)
         .await
         .map_err(|status| status.message)?;
-    match found {
-        Some(stored) => Ok(vec![Parameter::read(resource, stored).await?]),
-        None => Ok(Vec::new()),
-    }
+    converted(resource, found.into_iter().collect()).await
 }
 
 async fn selected(
     reader: &Reader,
-    resource: &Resource,
+    resource: &Arc<Resource>,
     namespace: &str,
     selector: &Selector,
 ) -> Result<Vec<Parameter>, String> {
@@ -136,14 +124,21 @@ async fn selected(
         .await
         .map_err(|status| status.message)?;
     let selects = |stored: &Arc<Stored>| selector.matches(|key| stored.label(key));
-    // A webhook is asked once for all.
-    let found = resource.convert_all(all.into_iter().filter(selects).collect());
-    let found = found.await.map_err(|status| status.message)?;
-    let mut params = Vec::with_capacity(found.len());
-    for stored in found {
-        params.push(Parameter::read(resource, stored).await?);
-    }
-    Ok(params)
+    converted(resource, all.into_iter().filter(selects).collect()).await
+}
+
+/// A conversion webhook is asked once for all.
+async fn converted(
+    resource: &Arc<Resource>,
+    stored: Vec<Arc<Stored>>,
+) -> Result<Vec<Parameter>, String> {
+    let found = resource.convert_all(stored).await;
+    let found = found.map_err(|status| status.message)?;
+    let parameter = |stored| Parameter {
+        stored,
+        resource: resource.clone(),
+    };
+    Ok(found.into_iter().map(parameter).collect())
 }
 
 #[cfg(test)]

@@ -66,7 +66,9 @@ impl Checker {
                 params: has_params,
                 authorizer: true,
             };
+            // As upstream, which does not declare it here.
             let mut env = environment(variables)
+                .without("authorizer.requestResource")
                 .redeclare("object", &object)
                 .redeclare("oldObject", &object);
             if let Some(params) = &params {
@@ -191,6 +193,22 @@ mod tests {
             found[1]
                 .1
                 .contains("found no matching overload for '_+_' applied to '(int, string)'")
+        );
+    }
+
+    #[test]
+    fn the_authorizer_is_known_and_the_check_of_the_request_is_not() {
+        let found = warnings(json!({"validations": [
+            {"expression": "authorizer.group('apps').resource('deployments').check('get').allowed()"},
+            {"expression": "authorizer.requestResource.check('get').allowed()"}]}));
+        assert_eq!(
+            found,
+            [(
+                "spec.validations[1].expression".to_owned(),
+                "apps/v1, Kind=Deployment: ERROR: <input>:1:11: unexpected failed resolution of \
+                 'kubernetes.authorization.Authorizer'\n | authorizer.requestResource.check('get').allowed()\n | ..........^\n"
+                    .to_owned()
+            )]
         );
     }
 

@@ -8,7 +8,7 @@ use super::{
     super::matching::{Activation, Attributes},
     expression::{Compiler, Expression, Output, Uses, uses},
     spec::FailurePolicy,
-    variables::{BUDGET, EXHAUSTED, Exhausted, Run, Variables},
+    variables::{EXHAUSTED, Exhausted, Limits, Run, Variables},
 };
 
 /// The maximum length of a message from an expression.
@@ -104,6 +104,18 @@ impl Outcome {
     }
 }
 
+/// Why there are no results.
+enum Halt {
+    Exhausted,
+    Failed(String),
+}
+
+impl From<Exhausted> for Halt {
+    fn from(Exhausted: Exhausted) -> Self {
+        Self::Exhausted
+    }
+}
+
 impl Validating {
     pub(super) fn compile(spec: &Value) -> Self {
         let mut compiler = Compiler::new(tree::is_set(&spec["paramKind"]), true);
@@ -140,39 +152,46 @@ impl Validating {
         }
     }
 
-    /// Evaluates everything.
+    /// Evaluates everything; `None` if that needs more than the small limits.
     pub(super) fn evaluate<'a>(
         &'a self,
         attributes: &Attributes<'_>,
         activation: &Activation<'a>,
         failure: FailurePolicy,
-    ) -> Outcome {
+        limits: Limits,
+    ) -> Option<Outcome> {
         let unauthorized = Activation {
             authorizer: None,
             ..activation.clone()
         };
         let evaluated = self
-            .validate(attributes, activation, &unauthorized, failure)
+            .validate(attributes, activation, &unauthorized, failure, limits)
             .and_then(|decisions| {
-                let annotations = self.annotate(attributes, &unauthorized, failure)?;
+                let annotations = self.annotate(attributes, &unauthorized, failure, limits)?;
                 Ok(Outcome {
                     decisions,
                     annotations,
                 })
             });
-        evaluated.unwrap_or_else(|why| Outcome::failed(failure, why))
+        match evaluated {
+            Ok(outcome) => Some(outcome),
+            Err(Halt::Exhausted) if limits == Limits::Small => None,
+            Err(Halt::Exhausted) => Some(Outcome::failed(failure, EXHAUSTED)),
+            Err(Halt::Failed(why)) => Some(Outcome::failed(failure, why)),
+        }
     }
 
     fn run<'a>(
         &'a self,
         attributes: &Attributes<'_>,
         activation: &Activation<'a>,
+        limits: Limits,
         budget: u64,
-    ) -> Result<Run<'a>, String> {
+    ) -> Result<Run<'a>, Halt> {
         let values = activation
             .values(attributes)
-            .map_err(|error| error.message)?;
-        Ok(Run::new(values, &self.variables, budget))
+            .map_err(|error| Halt::Failed(error.message))?;
+        Ok(Run::new(values, &self.variables, limits, budget))
     }
 
     fn validate<'a>(
@@ -181,18 +200,21 @@ impl Validating {
         activation: &Activation<'a>,
         unauthorized: &Activation<'a>,
         failure: FailurePolicy,
-    ) -> Result<Vec<Decision>, String> {
-        let mut run = self.run(attributes, activation, BUDGET)?;
+        limits: Limits,
+    ) -> Result<Vec<Decision>, Halt> {
+        let mut run = self.run(attributes, activation, limits, limits.budget())?;
         let mut results = Vec::with_capacity(self.validations.len());
         for validation in &self.validations {
-            let result = run.evaluate(&validation.expression);
-            results.push(result.map_err(|Exhausted| EXHAUSTED.to_owned())?);
+            results.push(run.evaluate(&validation.expression)?);
         }
         let holds = |result: &Result<Cel<'_>, String>| matches!(result, Ok(Cel::Bool(true)));
         if results.iter().all(holds) {
             return Ok(vec![Decision::Admit; results.len()]);
         }
-        let messages = self.messages(self.run(attributes, unauthorized, run.budget)?);
+        let messages = self.messages(self.run(attributes, unauthorized, limits, run.budget)?);
+        if limits == Limits::Small && messages.is_err() {
+            return Err(Halt::Exhausted);
+        }
         let decisions = self.validations.iter().zip(results).enumerate();
         let decisions = decisions.map(|(at, (validation, result))| match (result, &messages) {
             (Err(why), _) => failure.decision(why),
@@ -231,16 +253,15 @@ impl Validating {
         attributes: &Attributes<'_>,
         unauthorized: &Activation<'a>,
         failure: FailurePolicy,
-    ) -> Result<Vec<Annotation>, String> {
+        limits: Limits,
+    ) -> Result<Vec<Annotation>, Halt> {
         if self.annotations.is_empty() {
             return Ok(Vec::new());
         }
-        let mut run = self.run(attributes, unauthorized, BUDGET)?;
+        let mut run = self.run(attributes, unauthorized, limits, limits.budget())?;
         let mut annotations = Vec::with_capacity(self.annotations.len());
         for annotation in &self.annotations {
-            let result = run.evaluate(&annotation.value);
-            let result = result.map_err(|Exhausted| EXHAUSTED.to_owned())?;
-            annotations.push(match result {
+            annotations.push(match run.evaluate(&annotation.value)? {
                 Ok(Cel::String(text)) if !text.trim().is_empty() => Annotation::Publish {
                     key: annotation.key.clone(),
                     value: text.trim().to_owned(),
@@ -297,6 +318,13 @@ mod tests {
     };
 
     fn outcome(spec: Value, failure: FailurePolicy) -> Outcome {
+        let (small, full) = outcomes(&spec, failure);
+        assert!(small.is_none_or(|small| small == full));
+        full
+    }
+
+    /// Within the small limits and within the full ones.
+    fn outcomes(spec: &Value, failure: FailurePolicy) -> (Option<Outcome>, Outcome) {
         let case = Case::new(Operation::Create, "", "pods").named("here", "web");
         let given = case.attributes();
         let pod = object(json!({"metadata": {"name": "web"}, "spec": {"replicas": 3}}));
@@ -311,7 +339,9 @@ mod tests {
             params: tree::is_set(&spec["paramKind"]).then_some(Some(&params)),
             authorizer: None,
         };
-        Validating::compile(&spec).evaluate(&attributes, &activation, failure)
+        let policy = Validating::compile(spec);
+        let within = |limits| policy.evaluate(&attributes, &activation, failure, limits);
+        (within(Limits::Small), within(Limits::Full).unwrap())
     }
 
     fn denied(message: &str, reason: &str) -> Decision {
@@ -418,6 +448,26 @@ mod tests {
             outcome(spec, FailurePolicy::Ignore).annotations,
             [published, Exclude, Exclude, Exclude]
         );
+    }
+
+    #[test]
+    fn what_exceeds_the_small_limits_has_no_result_within_them() {
+        let many = "[0,1,2,3,4,5,6,7,8,9]";
+        let many = format!("{many}.map(a, {many}.map(b, {many}.map(c, {many}.map(d, d))))");
+        for costly in [
+            json!({"validations": [{"expression": format!("{many}.size() == 10")}]}),
+            json!({"variables": [{"name": "many", "expression": many}],
+                   "validations": [{"expression": "variables.many.size() == 10"}]}),
+            json!({"validations": [{"expression": "false", "messageExpression": format!("string({many}.size())")}]}),
+            json!({"auditAnnotations": [{"key": "a", "valueExpression": format!("string({many}.size())")}]}),
+        ] {
+            let (small, full) = outcomes(&costly, FailurePolicy::Fail);
+            assert_eq!(small, None, "{costly}");
+            assert_ne!(full, Outcome::failed(FailurePolicy::Fail, EXHAUSTED));
+        }
+        let cheap = json!({"validations": [{"expression": "object.spec.replicas == 3"}]});
+        let (small, full) = outcomes(&cheap, FailurePolicy::Fail);
+        assert_eq!(small, Some(full));
     }
 
     #[test]

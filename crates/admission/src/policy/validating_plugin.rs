@@ -17,6 +17,7 @@ use super::{
     source::Source,
     spec::{Action, Binding, FailurePolicy, Policy},
     validating::{Annotation, Decision, Denial, Outcome, Validating},
+    variables::Limits,
 };
 use crate::Reader;
 use request::heavy;
@@ -72,9 +73,6 @@ impl Plugin for ValidatingAdmissionPolicy {
         let forms = Forms::new(given);
         let request = Request::new(given, object, &forms, &self.authorizers);
         let steps = request.steps(index.about(given.resource)).await;
-        if !steps.is_empty() {
-            heavy::mark().await;
-        }
         let mut verdict = Verdict::new(given, &self.figures);
         let mut pace = Pace::new();
         for step in steps {
@@ -118,13 +116,16 @@ async fn evaluate(
         true => request.namespace_object().await?,
         false => None,
     };
-    let param = invocation.param.as_ref().map(|param| param.object());
+    let param = match &invocation.param {
+        Some(param) => Some(param.object().await),
+        None => None,
+    };
     let activation = Activation {
         object: new_form.as_ref().or(object),
         old: old_form.as_ref().or(old),
         namespace: namespace.as_ref(),
         request: &variable,
-        params: policy.param_kind.is_some().then_some(param),
+        params: policy.param_kind.is_some().then_some(param.as_deref()),
         authorizer: request.checks(uses),
     };
     match request.meets_conditions(policy, &activation).await {
@@ -134,9 +135,15 @@ async fn evaluate(
         Err(_) if policy.failure == FailurePolicy::Ignore => return Ok(Outcome::default()),
         Err(why) => return Ok(Outcome::failed(policy.failure, why)),
     }
+    let mut limits = Limits::Small;
     loop {
-        let program = &policy.program;
-        let outcome = program.evaluate(&request.attributes, &activation, policy.failure);
+        let (program, failure) = (&policy.program, policy.failure);
+        let Some(outcome) = program.evaluate(&request.attributes, &activation, failure, limits)
+        else {
+            heavy::mark().await;
+            limits = Limits::Full;
+            continue;
+        };
         if !request.answer_pending(uses).await {
             return Ok(outcome);
         }

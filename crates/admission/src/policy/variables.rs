@@ -6,12 +6,36 @@ use std::{
     sync::Arc,
 };
 
-use cel::{Error, Lazy, Meter, PER_CALL_LIMIT, Program, Value as Cel};
+use cel::{Error, Lazy, Meter, PER_CALL_LIMIT, Program, SMALL_COST, Value as Cel};
 
 use super::expression::Expression;
 
 /// The cost budget of all expressions of one kind for one binding and parameter.
 pub(super) const BUDGET: u64 = 10_000_000;
+/// What the expressions of one policy may spend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Limits {
+    /// For a first attempt, which must not take long. Most policies need no more.
+    Small,
+    Full,
+}
+
+impl Limits {
+    pub(super) fn budget(self) -> u64 {
+        match self {
+            Self::Small => SMALL_COST,
+            Self::Full => BUDGET,
+        }
+    }
+
+    fn meter(self) -> Meter {
+        match self {
+            Self::Small => Meter::small(),
+            Self::Full => Meter::default(),
+        }
+    }
+}
+
 /// The message when it is exhausted.
 pub(super) const EXHAUSTED: &str =
     "validation failed due to running out of cost budget, no further validation rules will be run";
@@ -79,7 +103,7 @@ impl Variables {
     }
 }
 
-/// The budget is exhausted: no more expressions are evaluated.
+/// The budget is exhausted, or any of the small limits: no more expressions are evaluated.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Exhausted;
 
@@ -88,6 +112,7 @@ pub(super) struct Run<'a> {
     composed: Composed<'a>,
     /// Bounds the memory of all evaluations together, since variables are kept.
     meter: Meter,
+    limits: Limits,
     pub(super) budget: u64,
 }
 
@@ -182,7 +207,13 @@ impl<'a> Composed<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub(super) fn new(values: Vec<Cel<'a>>, variables: &'a Variables, budget: u64) -> Self {
+    /// `budget` is what is left of that of `limits`.
+    pub(super) fn new(
+        values: Vec<Cel<'a>>,
+        variables: &'a Variables,
+        limits: Limits,
+        budget: u64,
+    ) -> Self {
         let variables = &*variables.all;
         let composed = Composed {
             values,
@@ -193,7 +224,8 @@ impl<'a> Run<'a> {
         };
         Self {
             composed,
-            meter: Meter::default(),
+            meter: limits.meter(),
+            limits,
             budget,
         }
     }
@@ -215,6 +247,9 @@ impl<'a> Run<'a> {
         });
         let cost = composed.cost.take().saturating_add(evaluation.cost);
         self.budget = self.budget.checked_sub(cost).ok_or(Exhausted)?;
+        if self.limits == Limits::Small && self.meter.is_spent() {
+            return Err(Exhausted);
+        }
         Ok(evaluation.result.map_err(|error| {
             format!(
                 "expression '{}' resulted in error: {error}",
@@ -248,7 +283,7 @@ mod tests {
         let variables = compiler.into_variables();
         let object = json!({"spec": {"replicas": 3, "names": ["a", "b"]}});
         let values = vec![Cel::from_json(&object, None).unwrap()];
-        let mut run = Run::new(values, &variables, budget);
+        let mut run = Run::new(values, &variables, Limits::Full, budget);
         let shown = match run.evaluate(&expression) {
             Err(Exhausted) => "exhausted".to_owned(),
             Ok(Err(why)) => why,
