@@ -108,6 +108,7 @@ impl<'a> Value<'a> {
     }
 
     /// The nesting depth of new lists, maps and optionals.
+    #[inline]
     pub(crate) fn depth(&self) -> u32 {
         match self {
             Self::List(List::Owned(items)) => items.depth + 1,
@@ -119,6 +120,7 @@ impl<'a> Value<'a> {
     }
 
     /// The value, unless it is nested too deep.
+    #[inline]
     pub(crate) fn shallow(self) -> Result<Self> {
         match self.depth() <= DEEPEST {
             true => Ok(self),

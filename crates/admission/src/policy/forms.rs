@@ -73,6 +73,9 @@ impl Forms {
         object: &Object,
         to: &Matched<'_>,
     ) -> Result<Option<Object>, String> {
+        if self.is_own(to) {
+            return Ok(None);
+        }
         self.between(object, self.resource.as_ref(), self.matched(to))
             .await
     }
@@ -84,8 +87,23 @@ impl Forms {
         object: &Object,
         from: &Matched<'_>,
     ) -> Result<Option<Object>, String> {
+        if self.is_own(from) {
+            return Ok(None);
+        }
         self.between(object, self.matched(from), self.resource.as_ref())
             .await
+    }
+
+    /// Whether the request itself matched.
+    fn is_own(&self, matched: &Matched<'_>) -> bool {
+        self.resource.as_ref().is_some_and(|own| {
+            let GroupVersionResource {
+                group,
+                version,
+                resource,
+            } = matched.resource;
+            own.version == version && own.plural == resource && own.group == group
+        })
     }
 
     async fn between(

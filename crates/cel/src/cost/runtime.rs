@@ -134,7 +134,7 @@ impl Rule {
 
     /// Whether the cost is that of comparing the elements of this argument.
     pub fn compares(self, at: usize) -> bool {
-        self == Self::SelfCompare(at)
+        matches!(self, Self::SelfCompare(compared) if compared == at)
     }
 
     /// The cost of a call, or `None` if it depends on the result.
@@ -145,7 +145,7 @@ impl Rule {
             let text = ((1.0 + size(text) as f64) * STRING_TRAVERSAL).ceil() as u64;
             text.saturating_mul(traversed(pattern, REGEX_LENGTH))
         };
-        let shorter = || traversed(size(0).min(size(1)), STRING_TRAVERSAL);
+        let shorter = || traversed(smaller(args), STRING_TRAVERSAL);
         Some(match self {
             Self::Fixed(cost) => cost,
             Self::Text(times) => traversed(size(0), times * STRING_TRAVERSAL),
@@ -212,6 +212,24 @@ impl Rule {
             Self::Made => allocating(1.0, size),
             _ => 1,
         }
+    }
+}
+
+/// The size of the smaller one of two arguments. Characters are only counted where that decides.
+fn smaller(args: &[Value<'_>]) -> u64 {
+    match args {
+        [Value::String(a), Value::String(b)] => {
+            let (less, more) = if a.len() <= b.len() { (a, b) } else { (b, a) };
+            let size = less.chars().count();
+            // A character has at most four bytes.
+            match size <= more.len() / 4 {
+                true => size as u64,
+                false => size.min(more.chars().count()) as u64,
+            }
+        }
+        [a, b] => a.size().min(b.size()),
+        [one] => one.size().min(1),
+        _ => 1,
     }
 }
 

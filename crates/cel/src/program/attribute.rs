@@ -3,13 +3,15 @@
 //! Every applied qualifier costs one, also if it fails, and the attribute itself costs one more.
 //! After an optional qualifier, a qualifier that finds nothing costs nothing.
 
+use machinery::json;
+
 use super::{
     evaluate::Evaluator,
     node::{Attribute, Base, Key, Qualifier},
 };
 use crate::{
     cost::runtime,
-    value::{Error, Result, Value},
+    value::{Error, Map, Result, Value},
 };
 
 impl<'a> Evaluator<'_, 'a> {
@@ -59,14 +61,50 @@ impl<'a> Evaluator<'_, 'a> {
                 if *test { Value::Bool(true) } else { value }
             }
         };
-        self.apply(base, optional, attribute)
+        match base {
+            Value::Map(Map::Json { map, decl: None }) if !optional => {
+                self.apply_to_json(map, attribute)
+            }
+            base => self.apply(base, optional, attribute, 0),
+        }
     }
 
+    /// The same for an object without a schema: constant names are followed without a value for each of them.
+    fn apply_to_json(
+        &mut self,
+        object: &'a json::Map,
+        attribute: &'a Attribute,
+    ) -> Result<Value<'a>> {
+        let mut map = object;
+        let qualifiers = &attribute.qualifiers;
+        let followed = qualifiers.len() - usize::from(attribute.test && !qualifiers.is_empty());
+        for (at, qualifier) in qualifiers[..followed].iter().enumerate() {
+            let (Key::Constant(Value::String(name)), false) = (&qualifier.key, qualifier.optional)
+            else {
+                let base = Value::Map(Map::Json { map, decl: None });
+                return self.apply(base, false, attribute, at);
+            };
+            self.charge(runtime::SELECT)?;
+            match map.get(name) {
+                Some(json::Value::Object(inner)) => map = inner,
+                Some(other) => {
+                    let base = Value::from_json(other, None)?;
+                    return self.apply(base, false, attribute, at + 1);
+                }
+                None => return Err(Error::no_such_key(&**name)),
+            }
+        }
+        let base = Value::Map(Map::Json { map, decl: None });
+        self.apply(base, false, attribute, followed)
+    }
+
+    /// Applies the qualifiers from a position on.
     fn apply(
         &mut self,
         base: Value<'a>,
         mut optional: bool,
         attribute: &'a Attribute,
+        from: usize,
     ) -> Result<Value<'a>> {
         let mut value = match base {
             Value::Optional(None) => return Ok(Value::NONE),
@@ -76,7 +114,7 @@ impl<'a> Evaluator<'_, 'a> {
             }
             value => value,
         };
-        for (at, qualifier) in attribute.qualifiers.iter().enumerate() {
+        for (at, qualifier) in attribute.qualifiers.iter().enumerate().skip(from) {
             optional = optional || qualifier.optional;
             let test = attribute.test && at + 1 == attribute.qualifiers.len();
             value = match optional {
@@ -99,32 +137,41 @@ impl<'a> Evaluator<'_, 'a> {
         qualifier: &'a Qualifier,
         test: bool,
     ) -> Result<Value<'a>> {
-        let key = self.key(&qualifier.key);
+        let attribute = match &qualifier.key {
+            Key::Constant(key) => {
+                self.charge(runtime::SELECT)?;
+                return select(value, key, test);
+            }
+            Key::Attribute(attribute) => attribute,
+        };
+        let key = self.key(attribute);
         self.charge(runtime::SELECT)?;
-        match test {
-            true => Ok(Value::Bool(value.lookup(&key?)?.is_some())),
-            false => value.get(&key?),
-        }
+        select(value, &key?, test)
     }
 
     fn find(&mut self, value: &Value<'a>, qualifier: &'a Qualifier) -> Result<Option<Value<'a>>> {
-        let key = self.key(&qualifier.key)?;
-        let found = value.lookup(&key)?;
+        let found = match &qualifier.key {
+            Key::Constant(key) => value.lookup(key)?,
+            Key::Attribute(attribute) => value.lookup(&self.key(attribute)?)?,
+        };
         if found.is_some() {
             self.charge(runtime::SELECT)?;
         }
         Ok(found)
     }
 
-    fn key(&mut self, key: &'a Key) -> Result<Value<'a>> {
-        match key {
-            Key::Constant(value) => Ok(value.clone()),
-            Key::Attribute(attribute) => {
-                let value = self.resolve(attribute)?;
-                crate::value::invalid_qualifier(&value)?;
-                Ok(value)
-            }
-        }
+    fn key(&mut self, attribute: &'a Attribute) -> Result<Value<'a>> {
+        let value = self.resolve(attribute)?;
+        crate::value::invalid_qualifier(&value)?;
+        Ok(value)
+    }
+}
+
+/// The value of a key, or whether there is one.
+fn select<'a>(value: &Value<'a>, key: &Value<'a>, test: bool) -> Result<Value<'a>> {
+    match test {
+        true => Ok(Value::Bool(value.lookup(key)?.is_some())),
+        false => value.get(key),
     }
 }
 

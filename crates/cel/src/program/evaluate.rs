@@ -42,7 +42,10 @@ impl<'e, 'a> Evaluator<'e, 'a> {
         Self {
             variables,
             lazy,
-            locals: vec![Local::Value(Ok(Value::Null)); locals],
+            locals: match locals {
+                0 => Vec::new(),
+                locals => vec![Local::Value(Ok(Value::Null)); locals],
+            },
             cost: 0,
             limit,
         }
@@ -151,15 +154,18 @@ impl<'e, 'a> Evaluator<'e, 'a> {
 
     fn call(&mut self, call: &'a Call) -> Result<Value<'a>> {
         // Nearly all calls have few arguments: no allocation for those.
-        let mut few = [const { Value::Null }; 3];
-        let mut many = Vec::new();
+        const NULL: Value<'static> = Value::Null;
+        match call.args.len() {
+            1 => self.call_in(call, &mut [NULL]),
+            2 => self.call_in(call, &mut [NULL; 2]),
+            3 => self.call_in(call, &mut [NULL; 3]),
+            count => self.call_in(call, &mut vec![NULL; count]),
+        }
+    }
+
+    /// `args` has a place for each argument.
+    fn call_in(&mut self, call: &'a Call, args: &mut [Value<'a>]) -> Result<Value<'a>> {
         let nodes = &call.args;
-        let args: &mut [Value<'a>] = if nodes.len() <= few.len() {
-            &mut few[..nodes.len()]
-        } else {
-            many.resize(nodes.len(), Value::Null);
-            &mut many
-        };
         let mut failure = None;
         for (at, node) in nodes.iter().enumerate() {
             match self.node(node) {

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     cost::runtime,
-    value::{Error, List, Map, Result, Value},
+    value::{Error, List, Map, Result, Text, Value},
 };
 
 impl<'a> Evaluator<'_, 'a> {
@@ -22,6 +22,18 @@ impl<'a> Evaluator<'_, 'a> {
                     let Some(item) = list.get(at) else { break };
                     let index = Value::Int(at as i64);
                     if !self.iterate(fold, index, item?, true)? {
+                        break;
+                    }
+                }
+            }
+            Value::Map(Map::Json { map, decl: None }) => {
+                for (key, value) in map.iter() {
+                    let key = Value::String(Text::Borrowed(key.as_str()));
+                    let value = match fold.variable2 {
+                        Some(_) => Value::from_json(value, None)?,
+                        None => Value::Null,
+                    };
+                    if !self.iterate(fold, key, value, false)? {
                         break;
                     }
                 }
