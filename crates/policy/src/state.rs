@@ -22,6 +22,10 @@ use crate::{
 /// What all policies of a node may cost (see [`Compiled::cost`]). A user who may write policies chooses how many peers
 /// and ports they have, and every user of the node waits for the kernel to take them.
 const BUDGET: usize = 150_000;
+/// How many pods in sets cost as much as one element of another set: many sets of honest policies have many.
+const PODS_PER_COST: usize = 5;
+/// With so many pods more, the rules are chosen again.
+const FEW_PODS: usize = 100;
 /// nft's maximum length of comments.
 const COMMENT_BYTES: usize = 120;
 
@@ -69,6 +73,23 @@ impl Pod {
     }
 }
 
+/// Elements by set.
+type Elements = BTreeMap<String, BTreeSet<String>>;
+
+/// The elements that others lack.
+fn missing<'a>(
+    all: &'a Elements,
+    others: &'a Elements,
+) -> impl Iterator<Item = (&'a str, &'a str)> {
+    all.iter().flat_map(move |(set, elements)| {
+        let known = others.get(set);
+        let elements = elements.iter();
+        let elements =
+            elements.filter(move |element| !known.is_some_and(|known| known.contains(*element)));
+        elements.map(move |element| (set.as_str(), element.as_str()))
+    })
+}
+
 /// A pod's state in the table.
 #[derive(Debug, Default)]
 struct Tracked {
@@ -77,7 +98,7 @@ struct Tracked {
     /// The addresses that this node's network assigned.
     attached: BTreeSet<IpAddr>,
     /// Its elements in the sets of rules.
-    elements: BTreeSet<(String, String)>,
+    elements: Elements,
     /// Its addresses in the verdict maps.
     judged: BTreeSet<IpAddr>,
     /// Its verdicts by direction.
@@ -137,8 +158,12 @@ pub struct State {
     asked: BTreeMap<String, (NamedSet, usize)>,
     /// Whether chains of policies changed since rules were last chosen.
     is_unfitted: bool,
+    /// The number of pods when rules were last chosen.
+    fitted_pods: usize,
     /// Namespaces whose policies cost too much: they allow nothing.
     refused: BTreeSet<String>,
+    /// What all policies may cost.
+    budget: usize,
 }
 
 /// The type and the elements of a set that does not depend on pods.
@@ -183,7 +208,9 @@ impl State {
             shared: BTreeMap::new(),
             asked: BTreeMap::new(),
             is_unfitted: false,
+            fitted_pods: 0,
             refused: BTreeSet::new(),
+            budget: BUDGET,
         }
     }
 
@@ -298,7 +325,8 @@ impl State {
         let Some(pod) = &tracked.pod else {
             return Vec::new();
         };
-        let addresses: BTreeSet<&IpAddr> = pod.addresses.union(&tracked.attached).collect();
+        let addresses =
+            || -> BTreeSet<&IpAddr> { pod.addresses.union(&tracked.attached).collect() };
         let set = |ip: &IpAddr| format!("{name}{}", Family::from_address(*ip).digit);
         match asked {
             NamedSet::Pods(queries) => {
@@ -308,7 +336,7 @@ impl State {
                     return Vec::new();
                 }
                 let element = |ip: &IpAddr| (set(ip), ip.to_string());
-                addresses.into_iter().map(element).collect()
+                addresses().into_iter().map(element).collect()
             }
             NamedSet::NamedPorts(protocol, names) => {
                 let ports = pod.ports.iter();
@@ -320,24 +348,27 @@ impl State {
                     let elements = numbers.map(|port| (set(ip), format!("{ip} . {port}")));
                     elements.collect::<Vec<_>>()
                 };
-                addresses.into_iter().flat_map(element).collect()
+                addresses().into_iter().flat_map(element).collect()
             }
             NamedSet::Numbers(_) | NamedSet::Blocks(_) => Vec::new(),
         }
     }
 
     fn refresh_elements(&mut self, key: &Key) {
-        let asked = self.asked.iter();
-        let wanted = asked.flat_map(|(name, (asked, _))| self.wanted(key, name, asked));
-        let wanted: BTreeSet<(String, String)> = wanted.collect();
+        let mut wanted = Elements::new();
+        for (name, (asked, _)) in &self.asked {
+            for (set, element) in self.wanted(key, name, asked) {
+                wanted.entry(set).or_default().insert(element);
+            }
+        }
         let Some(tracked) = self.pods.get_mut(key) else {
             return;
         };
         let before = std::mem::replace(&mut tracked.elements, wanted);
-        for (set, element) in before.difference(&tracked.elements) {
+        for (set, element) in missing(&before, &tracked.elements) {
             self.table.release_element(set, element);
         }
-        for (set, element) in tracked.elements.difference(&before) {
+        for (set, element) in missing(&tracked.elements, &before) {
             self.table.add_element(set, element);
         }
     }
@@ -371,7 +402,7 @@ impl State {
             for (set, element) in self.wanted(&key, name, asked) {
                 self.table.add_element(&set, &element);
                 if let Some(tracked) = self.pods.get_mut(&key) {
-                    tracked.elements.insert((set, element));
+                    tracked.elements.entry(set).or_default().insert(element);
                 }
             }
         }
@@ -396,7 +427,9 @@ impl State {
             self.table.remove_set(set);
         }
         for tracked in self.pods.values_mut() {
-            tracked.elements.retain(|(set, _)| !sets.contains(set));
+            for set in &sets {
+                tracked.elements.remove(set);
+            }
         }
     }
 
@@ -464,16 +497,61 @@ impl State {
         self.table.put_chain(&policy_chain(direction, key), chain);
     }
 
-    /// Writes the rules of all chains in use, except those of namespaces that cost too much. Their pods stay isolated.
-    fn fit(&mut self) {
-        if !std::mem::take(&mut self.is_unfitted) {
-            return;
-        }
+    /// The namespaces whose policies are over the budget, first by their rules and selectors, then also by the pods that
+    /// these select.
+    fn over_budget(&self) -> BTreeSet<String> {
         let mut costs: BTreeMap<&str, usize> = BTreeMap::new();
         for ((_, key), in_use) in &self.in_use {
             *costs.entry(&key.0).or_default() += in_use.compiled.cost();
         }
-        self.refused = network::over_budget(&costs, BUDGET);
+        let mut refused = network::over_budget(&costs, self.budget);
+        costs.retain(|namespace, _| !refused.contains(*namespace));
+        let mut users: BTreeMap<&str, (usize, &NamedSet)> = BTreeMap::new();
+        for ((_, key), in_use) in &self.in_use {
+            if costs.contains_key(key.0.as_str()) {
+                for (name, asked) in &in_use.compiled.asked {
+                    users.entry(name).or_insert((0, asked)).0 += 1;
+                }
+            }
+        }
+        let share = |(name, (count, asked)): (&&str, &(usize, &NamedSet))| {
+            let elements = self.count_elements(name, asked);
+            ((*name).to_owned(), elements / PODS_PER_COST / count)
+        };
+        let shares: BTreeMap<String, usize> = users.iter().map(share).collect();
+        for ((_, key), in_use) in &self.in_use {
+            if let Some(cost) = costs.get_mut(key.0.as_str()) {
+                let names = in_use.compiled.asked.keys();
+                *cost += names.filter_map(|name| shares.get(name)).sum::<usize>();
+            }
+        }
+        refused.extend(network::over_budget(&costs, self.budget));
+        refused
+    }
+
+    /// The elements that pods have in a set, or would have.
+    fn count_elements(&self, name: &str, asked: &NamedSet) -> usize {
+        if self.asked.contains_key(name) {
+            let families = FAMILIES.iter();
+            let count = |family: &Family| self.table.count(&format!("{name}{}", family.digit));
+            return families.map(count).sum();
+        }
+        let wanted = |key: &Key| self.wanted(key, name, asked).len();
+        match (asked, asked.namespace()) {
+            (NamedSet::Numbers(_) | NamedSet::Blocks(_), _) => 0,
+            (_, Some(namespace)) => self.pods_in(namespace).iter().map(wanted).sum(),
+            (_, None) => self.pods.keys().map(wanted).sum(),
+        }
+    }
+
+    /// Writes the rules of all chains in use, except those of namespaces that cost too much. Their pods stay isolated.
+    fn fit(&mut self) {
+        let are_many_more = self.pods.len() > 2 * self.fitted_pods + FEW_PODS;
+        if !std::mem::take(&mut self.is_unfitted) && !are_many_more {
+            return;
+        }
+        self.fitted_pods = self.pods.len();
+        self.refused = self.over_budget();
         let wanted = |namespace: &str, in_use: &InUse| {
             let is_refused = self.refused.contains(namespace);
             (!is_refused).then(|| in_use.compiled.clone())
@@ -749,6 +827,35 @@ mod tests {
         state.commit();
         assert!(state.refused().is_empty());
         assert_eq!(state.full(), before);
+    }
+
+    #[test]
+    fn selectors_cost_the_pods_that_they_select() {
+        let rule = |number: usize| {
+            let all_but_one = json!({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": [number.to_string()]}]});
+            json!({"from": [{"namespaceSelector": {}, "podSelector": all_but_one}], "ports": [{"port": number}]})
+        };
+        let many: Vec<Value> = (1..=50).map(rule).collect();
+        let mut state = State::new("t".into());
+        state.budget = 6000;
+        state.set_namespace("greedy", Some(Labels::new()));
+        let put = |state: &mut State, number: u16| {
+            let [high, low] = number.to_be_bytes();
+            let node = if number == 0 { "here" } else { "there" };
+            let object = json!({"metadata": {"labels": {"app": "web"}}, "spec": {"nodeName": node, "containers": []},
+                "status": {"podIPs": [{"ip": format!("10.42.{high}.{low}")}]}});
+            let pod = Pod::from_object(&serde_json::from_value(object).unwrap(), "here");
+            state.set_pod(&("greedy".to_owned(), format!("web-{number}")), pod);
+        };
+        (0..100).for_each(|number| put(&mut state, number));
+        set_policy(&mut state, "greedy", "many", &json!(many));
+        state.commit();
+        assert!(state.refused().is_empty());
+        (100..500).for_each(|number| put(&mut state, number));
+        state.commit();
+        assert!(state.refused().iter().eq(["greedy"]));
+        let full = state.full();
+        assert!(full.statements().len() < 100, "{}", full.statements().len());
     }
 
     #[test]

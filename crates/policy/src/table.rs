@@ -117,6 +117,11 @@ impl Table {
         }
     }
 
+    /// The number of elements of a set.
+    pub fn count(&self, set: &str) -> usize {
+        self.sets.get(set).map_or(0, |set| set.elements.len())
+    }
+
     fn owners(&mut self, set: &str, key: &str) -> Option<&mut usize> {
         let (_, owners) = self.sets.get_mut(set)?.elements.get_mut(key)?;
         Some(owners)
