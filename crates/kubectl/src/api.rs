@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use bytes::Bytes;
 use client::kube::{self, client::Body};
 use futures::{Stream, StreamExt, TryStreamExt};
-use http::{Method, Request, Response, StatusCode, header};
+use http::{Method, Request, Response, header};
 use http_body_util::BodyExt as _;
 use machinery::Status;
 use serde_json::{Value, json};
@@ -22,11 +22,14 @@ use crate::{
     error::{Plain, ServerError},
     json::{list, str_of},
     request_log::{self, Logged},
+    unstructured::Unstructured,
 };
 
 /// The Accept header of lists that the server renders as a Table.
 pub(crate) const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
 const JSON: &str = "application/json";
+/// For logs and `--raw`.
+const ANYTHING: &str = "*/*";
 
 /// kubectl's User-Agent; its first word is the default field manager.
 const AGENT: &str = if cfg!(target_arch = "x86_64") {
@@ -285,7 +288,7 @@ impl Api {
         let request = Outgoing {
             method,
             path,
-            accept: "*/*",
+            accept: ANYTHING,
             content: JSON,
             body,
             is_streamed: false,
@@ -397,9 +400,16 @@ impl Api {
             return Ok(response);
         }
         let code = response.status();
+        let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
         let bytes = body::read(response).await?;
         request_log::print_body(self.options.verbosity, "Response Body", &bytes);
-        Err(ServerError(status(code, &bytes)).into())
+        let response = Unstructured {
+            code,
+            content_type: content_type.as_ref().and_then(|kind| kind.to_str().ok()),
+            body: &bytes,
+            request: (outgoing.accept != ANYTHING).then_some((method.as_str(), outgoing.path)),
+        };
+        Err(ServerError(status(&response)).into())
     }
 
     fn warn(&self, header: &http::HeaderValue) {
@@ -443,26 +453,11 @@ fn quoted_text(text: &str) -> String {
 }
 
 /// The `Status` of an unsuccessful response, also if its body is not a Status.
-pub(crate) fn status(code: StatusCode, bytes: &[u8]) -> Status {
-    let parsed: Option<Status> = serde_json::from_slice(bytes).ok();
+pub(crate) fn status(response: &Unstructured<'_>) -> Status {
+    let parsed: Option<Status> = serde_json::from_slice(response.body).ok();
     parsed
         .filter(|status| status.code > 0 || !status.reason.is_empty())
-        .unwrap_or_else(|| {
-            let reason = code.canonical_reason().unwrap_or_default().replace(' ', "");
-            let text = String::from_utf8_lossy(bytes);
-            if code == StatusCode::NOT_FOUND {
-                let message = "the server could not find the requested resource";
-                return Status::failure(code.as_u16(), &reason, message);
-            }
-            match text.trim() {
-                "" => Status::failure(
-                    code.as_u16(),
-                    &reason,
-                    "the server could not be asked for this",
-                ),
-                text => Status::failure(code.as_u16(), &reason, text),
-            }
-        })
+        .unwrap_or_else(|| response.status())
 }
 
 /// Splits a stream of bytes into lines.

@@ -33,6 +33,7 @@ mod streams;
 mod terminal;
 mod three_way;
 mod unreachable;
+mod unstructured;
 
 use std::{ffi::OsString, process::ExitCode};
 

@@ -18,6 +18,7 @@ use crate::{
     pod_order, resources,
     session::Session,
     terminal,
+    unstructured::Unstructured,
 };
 
 /// The streams of a session.
@@ -196,7 +197,13 @@ async fn connect(session: &Session, path: &str) -> Result<streaming::client::Exe
 pub(crate) fn refused(error: streaming::Error) -> anyhow::Error {
     match error {
         streaming::Error::Refused { status, message } => {
-            ServerError(api::status(status, message.as_bytes())).into()
+            let response = Unstructured {
+                code: status,
+                content_type: None,
+                body: message.as_bytes(),
+                request: None,
+            };
+            ServerError(api::status(&response)).into()
         }
         error => error.into(),
     }

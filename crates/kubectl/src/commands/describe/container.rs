@@ -118,7 +118,9 @@ fn basics(text: &mut Text, container: &Value, status: Option<&Value>) {
     }
     let seccomp = &container["securityContext"]["seccompProfile"];
     text.optional(2, "SeccompProfile", &seccomp["type"]);
-    text.optional(3, "LocalhostProfile", &seccomp["localhostProfile"]);
+    if seccomp["type"] == "Localhost" {
+        text.field(3, "LocalhostProfile", str_of(&seccomp["localhostProfile"]));
+    }
 }
 
 fn state(text: &mut Text, title: &str, state: &Value) {

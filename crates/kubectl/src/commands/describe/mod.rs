@@ -25,6 +25,7 @@ use serde_json::Value;
 use crate::{
     api::with_query,
     args::{FilesOrSelector, Selection},
+    discovery::encode,
     error,
     json::str_of,
     resources::{self, Named, Target},
@@ -188,7 +189,19 @@ async fn body(session: &Session, text: &mut Text, object: &Value) -> Result<()> 
         ("storage.k8s.io", "StorageClass") => storage::class(text, object),
         ("storage.k8s.io", "VolumeAttributesClass") => storage::attributes_class(text, object),
         ("storage.k8s.io", "CSINode") => storage::csi_node(text, object),
-        ("autoscaling", "HorizontalPodAutoscaler") => autoscaling::describe(text, object),
+        ("autoscaling", "HorizontalPodAutoscaler") => {
+            // Version 1 has only one metric.
+            let path = format!(
+                "/apis/autoscaling/v2/namespaces/{}/horizontalpodautoscalers/{}",
+                encode(str_of(&object["metadata"]["namespace"])),
+                encode(str_of(&object["metadata"]["name"]))
+            );
+            let current = match object["apiVersion"] == "autoscaling/v1" {
+                true => session.api.find(&path).await.ok().flatten(),
+                false => None,
+            };
+            autoscaling::describe(text, current.as_ref().unwrap_or(object));
+        }
         ("rbac.authorization.k8s.io", "Role" | "ClusterRole") => rbac::role(text, object),
         ("rbac.authorization.k8s.io", "RoleBinding" | "ClusterRoleBinding") => {
             rbac::binding(text, object)

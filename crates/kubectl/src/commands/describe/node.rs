@@ -1,5 +1,7 @@
 //! Nodes: capacity, pods, and allocated resources.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
 use machinery::{
     Value as Object,
@@ -77,6 +79,11 @@ pub(super) async fn describe(session: &Session, text: &mut Text, node: &Value) -
             text.field(1, name, &plain(amount));
         }
     }
+    let selector = format!("spec.nodeName={}", str_of(&metadata["name"]));
+    let slices = with_query(SLICES, &[("fieldSelector", selector)]);
+    if let Ok(slices) = session.api.items(&slices).await {
+        local_devices(text, &slices);
+    }
     text.line(0, "System Info:");
     for (title, field) in [
         ("Machine ID", "machineID"),
@@ -117,6 +124,37 @@ pub(super) async fn describe(session: &Session, text: &mut Text, node: &Value) -
         Err(error) => return Err(error),
     }
     Ok(())
+}
+
+const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
+/// How many pools of devices are shown.
+const MAX_POOLS: usize = 10;
+
+/// The devices of the node, counted by driver and pool.
+fn local_devices(text: &mut Text, slices: &[Value]) {
+    let mut pools: BTreeMap<String, (String, usize, usize)> = BTreeMap::new();
+    for slice in slices {
+        let spec = &slice["spec"];
+        let (driver, pool) = (str_of(&spec["driver"]), str_of(&spec["pool"]["name"]));
+        let counts = pools.entry(format!("{driver}/{pool}"));
+        let counts = counts.or_insert_with(|| (format!("{driver}\t{pool}"), 0, 0));
+        counts.1 += 1;
+        counts.2 += list(&spec["devices"]).len();
+    }
+    if pools.is_empty() {
+        return;
+    }
+    text.line(
+        0,
+        "Node-Local ResourceSlices:\n  Driver\tPool\tSlices\tDevices",
+    );
+    text.line(1, "------\t----\t------\t-------");
+    for (named, slices, devices) in pools.values().take(MAX_POOLS) {
+        text.line(1, &format!("{named}\t{slices}\t{devices}"));
+    }
+    if pools.len() > MAX_POOLS {
+        text.line(1, &format!("...and {} more pools", pools.len() - MAX_POOLS));
+    }
 }
 
 fn taints(text: &mut Text, taints: &Value) {
@@ -296,5 +334,34 @@ mod tests {
         let shown = text.with_tabs();
         assert!(shown.contains("web\t\t1 (50%)\t0 (0%)"), "{shown}");
         assert!(shown.contains("cpu\t500m (25%)\t0 (0%)"), "{shown}");
+    }
+
+    #[test]
+    fn local_devices_are_counted_by_driver_and_pool() {
+        let slice = |driver: &str, pool: &str, devices: usize| {
+            let devices = vec![serde_json::json!({"name": "d"}); devices];
+            serde_json::json!({"spec": {"driver": driver, "pool": {"name": pool}, "devices": devices}})
+        };
+        let mut text = Text::default();
+        let slices = [
+            slice("gpu", "b", 1),
+            slice("gpu", "a", 2),
+            slice("gpu", "b", 3),
+        ];
+        local_devices(&mut text, &slices);
+        assert_eq!(
+            text.with_tabs(),
+            "Node-Local ResourceSlices:\n  Driver\tPool\tSlices\tDevices\n  ------\t----\t------\t-------\n  \
+             gpu\ta\t1\t2\n  gpu\tb\t2\t4\n"
+        );
+        let many: Vec<Value> = (0..12)
+            .map(|at| slice("d", &format!("{at:02}"), 0))
+            .collect();
+        let mut text = Text::default();
+        local_devices(&mut text, &many);
+        assert!(text.with_tabs().ends_with("...and 2 more pools\n"));
+        let mut none = Text::default();
+        local_devices(&mut none, &[]);
+        assert_eq!(none.with_tabs(), "");
     }
 }

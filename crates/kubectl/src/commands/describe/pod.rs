@@ -47,7 +47,9 @@ pub(super) fn describe(text: &mut Text, pod: &Value) {
     text.optional(0, "Message", &status["message"]);
     let seccomp = &spec["securityContext"]["seccompProfile"];
     text.optional(0, "SeccompProfile", &seccomp["type"]);
-    text.optional(0, "LocalhostProfile", &seccomp["localhostProfile"]);
+    if seccomp["type"] == "Localhost" {
+        text.field(0, "LocalhostProfile", str_of(&seccomp["localhostProfile"]));
+    }
     text.field(0, "IP", str_of(&status["podIP"]));
     match list(&status["podIPs"]).len() {
         0 => text.field(0, "IPs", "<none>"),
@@ -109,6 +111,14 @@ pub(super) fn describe(text: &mut Text, pod: &Value) {
     text.labels("Node-Selectors", &spec["nodeSelector"]);
     tolerations(text, "Tolerations", &spec["tolerations"]);
     spread_constraints(text, &spec["topologySpreadConstraints"], "");
+    scheduling_group(text, &spec["schedulingGroup"], "");
+}
+
+fn scheduling_group(text: &mut Text, group: &Value, indent: &str) {
+    if group.is_object() {
+        text.line(0, &format!("{indent}SchedulingGroup:"));
+        text.field(1, "PodGroupName", str_of(&group["podGroupName"]));
+    }
 }
 
 fn readiness_gates(text: &mut Text, spec: &Value, status: &Value) {
@@ -145,6 +155,7 @@ pub(super) fn template(text: &mut Text, template: &Value) {
     text.optional(1, "Priority Class Name", &spec["priorityClassName"]);
     text.labels("  Node-Selectors", &spec["nodeSelector"]);
     tolerations(text, "  Tolerations", &spec["tolerations"]);
+    scheduling_group(text, &spec["schedulingGroup"], "  ");
 }
 
 fn tolerations(text: &mut Text, title: &str, tolerations: &Value) {

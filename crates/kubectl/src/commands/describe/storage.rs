@@ -64,7 +64,7 @@ pub(super) async fn claim(session: &Session, text: &mut Text, object: &Value) ->
     text.field(0, "Finalizers", &bracketed(&metadata["finalizers"]));
     let is_bound = !str_of(&spec["volumeName"]).is_empty();
     let capacity = if is_bound {
-        plain(&object["status"]["capacity"]["storage"])
+        capacity_of(&object["status"])
     } else {
         String::new()
     };
@@ -118,6 +118,14 @@ pub(super) async fn claim(session: &Session, text: &mut Text, object: &Value) ->
     Ok(())
 }
 
+/// The capacity of a volume; none is 0.
+fn capacity_of(from: &Value) -> String {
+    match &from["capacity"]["storage"] {
+        Value::Null => "0".to_owned(),
+        storage => plain(storage),
+    }
+}
+
 pub(super) fn volume(text: &mut Text, object: &Value) {
     let (metadata, spec) = (&object["metadata"], &object["spec"]);
     text.field(0, "Name", str_of(&metadata["name"]));
@@ -141,7 +149,7 @@ pub(super) fn volume(text: &mut Text, object: &Value) {
     );
     text.field(0, "Access Modes", &access_modes(&spec["accessModes"]));
     text.optional(0, "VolumeMode", &spec["volumeMode"]);
-    text.field(0, "Capacity", &plain(&spec["capacity"]["storage"]));
+    text.field(0, "Capacity", &capacity_of(spec));
     node_affinity(text, &spec["nodeAffinity"]);
     text.field(0, "Message", str_of(&object["status"]["message"]));
     text.line(0, "Source:");

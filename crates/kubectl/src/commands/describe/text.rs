@@ -102,10 +102,12 @@ impl Text {
             return;
         }
         let headings: Vec<&str> = columns.iter().map(|(heading, _)| *heading).collect();
-        let rules: Vec<String> = headings
-            .iter()
-            .map(|heading| "-".repeat(heading.len()))
-            .collect();
+        // Upstream's rule of LastProbeTime has the length of LastHeartbeatTime's.
+        let rule = |heading: &&str| match *heading {
+            "LastProbeTime" => "-".repeat(17),
+            heading => "-".repeat(heading.len()),
+        };
+        let rules: Vec<String> = headings.iter().map(rule).collect();
         self.line(0, &format!("Conditions:\n  {}", headings.join("\t")));
         self.line(1, &rules.join("\t"));
         for condition in list(conditions) {
@@ -248,5 +250,21 @@ mod tests {
         let text = text.finish();
         assert!(!text.contains(['\x1b', '\r']), "{text:?}");
         assert!(text.contains("^[]0;title"), "{text:?}");
+    }
+
+    #[test]
+    fn conditions_have_rules_as_long_as_upstreams() {
+        let mut text = Text::default();
+        let conditions = serde_json::json!([{"type": "Resizing", "status": "True"}]);
+        let columns = [
+            ("Type", "type"),
+            ("Status", "status"),
+            ("LastProbeTime", "none"),
+        ];
+        text.conditions(&conditions, &columns, " ");
+        assert_eq!(
+            text.with_tabs(),
+            "Conditions:\n  Type\tStatus\tLastProbeTime\n  ----\t------\t-----------------\n  Resizing \tTrue \t\n"
+        );
     }
 }

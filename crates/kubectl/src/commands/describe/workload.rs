@@ -169,7 +169,8 @@ pub(super) async fn replication_controller(
 
 async fn replicas(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
     text.maps(object);
-    if let Some(controller) = controller(object) {
+    let controller = controller(object).filter(|_| object["kind"] == "ReplicaSet");
+    if let Some(controller) = controller {
         text.field(0, "Controlled By", &controller);
     }
     let (current, desired) = (
