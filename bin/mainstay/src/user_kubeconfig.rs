@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use cluster::marker::Marker;
-use nix::unistd::{Gid, Uid, User, setfsgid, setfsuid};
+use nix::unistd::{Gid, Uid, User, getgrouplist, setfsgid, setfsuid};
 use tokio::sync::watch;
 
 /// The name of the context of the cluster in the default data directory.
@@ -183,14 +183,20 @@ fn remembered(data_dir: &Path) -> Vec<User> {
         .collect()
 }
 
-/// Runs something with a user's file permissions. The kernel keeps them per thread, so they are set
-/// on a thread that ends afterwards.
+/// Runs something with a user's file permissions. The kernel keeps them and the groups per thread, so
+/// they are set on a thread that ends afterwards.
 fn as_user<T: Send>(user: &User, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     if user.uid == Uid::effective() {
         return work();
     }
+    let name = std::ffi::CString::new(user.name.as_str())?;
+    let groups = getgrouplist(&name, user.gid)?;
+    let group = |group: Gid| rustix::thread::Gid::from_raw(group.as_raw());
+    let groups: Vec<_> = groups.into_iter().map(group).collect();
     let done = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
+            // Otherwise the files of root's groups would be the user's.
+            rustix::thread::set_thread_groups(&groups)?;
             setfsgid(user.gid);
             setfsuid(user.uid);
             // Neither call reports failure; both return the previous value.
@@ -241,11 +247,15 @@ mod tests {
             std::os::unix::fs::PermissionsExt::from_mode(0o755),
         )
         .unwrap();
-        std::fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600))
-            .unwrap();
         std::fs::remove_file(&added.file).unwrap();
         symlink(&secret, &added.file).unwrap();
-        assert!(add(data.path(), &user).is_err());
-        assert_eq!(std::fs::read_to_string(&secret).unwrap(), ADMIN);
+        // Neither one that only root may read, nor one of root's group.
+        for mode in [0o600, 0o640] {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            std::fs::set_permissions(&secret, mode).unwrap();
+            let error = add(data.path(), &user).err().expect("not the user's");
+            assert!(format!("{error:#}").contains("denied"), "{error:#}");
+            assert_eq!(std::fs::read_to_string(&secret).unwrap(), ADMIN);
+        }
     }
 }

@@ -9,6 +9,7 @@ use machinery::{
     Object, Status, Value, field, protobuf,
     schema::{self, Type},
 };
+use stdx::Clock;
 
 use crate::{
     Body, Resource, Stored,
@@ -29,8 +30,8 @@ pub(crate) struct Output {
     pub(crate) wanted: NegotiatedForm,
     /// Which part of the object a Table's rows carry.
     include: Include,
-    /// Seconds since the epoch, for ages in Tables.
-    now: i64,
+    /// For ages in Tables: a watch lives longer than an age.
+    clock: Arc<dyn Clock>,
     /// The audit record, if it includes responses.
     audit: Option<Arc<Ticket>>,
 }
@@ -62,7 +63,7 @@ impl Output {
         resource: Arc<Resource>,
         wanted: NegotiatedForm,
         query: &Query,
-        now: i64,
+        clock: Arc<dyn Clock>,
     ) -> Self {
         let include = match query.get("includeObject") {
             Some("None") => Include::None,
@@ -73,7 +74,7 @@ impl Output {
             resource,
             wanted,
             include,
-            now,
+            clock,
             audit: None,
         }
     }
@@ -250,7 +251,7 @@ impl Output {
 
     /// Seconds since the epoch, for ages.
     pub(crate) fn now(&self) -> i64 {
-        self.now
+        self.clock.now().as_second()
     }
 
     /// An object's metadata alone.
@@ -269,7 +270,7 @@ impl Output {
     /// An object as a row of a Table.
     pub(crate) fn row(&self, stored: &Stored) -> Value {
         let object: Object = self.resource.parse(stored);
-        let cells = self.resource.kind.row(&object, self.now);
+        let cells = self.resource.kind.row(&object, self.now());
         let mut row = self.row_of(cells, &object);
         if let Some(conditions) = self.resource.kind.row_conditions(&object) {
             row["conditions"] = conditions;

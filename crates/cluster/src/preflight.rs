@@ -9,6 +9,8 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use ipnet::IpNet;
+
 use crate::{Error, Role, Settings, lock};
 
 /// Programs that the node's components call.
@@ -16,6 +18,9 @@ const PROGRAMS: &[(&str, &str)] = &[("nft", "nftables"), ("conntrack", "conntrac
 
 /// Cgroup controllers needed for pod limits.
 const CONTROLLERS: &[&str] = &["cpu", "memory", "pids"];
+
+/// Namespaces of pods, as in /proc/self/ns.
+const NAMESPACES: &[&str] = &["net", "mnt", "pid", "ipc", "uts"];
 
 /// An earlier clock is wrong: no certificate is older than this program (2026-01-01).
 const EARLIEST: Duration = Duration::from_secs(1_767_225_600);
@@ -37,6 +42,10 @@ pub fn check(settings: &Settings, role: Role) -> Result<(), Error> {
         lacks.extend(programs());
         lacks.extend(packet_filter());
         lacks.extend(cgroups(Path::new("/sys/fs/cgroup")));
+        lacks.extend(namespaces(Path::new("/proc/self/ns")));
+        if has_ipv6(settings) {
+            lacks.extend(ipv6(Path::new("/proc/sys/net/ipv6")));
+        }
         // A detected address may not be usable yet.
         if settings.cloud.given_ip.is_some() {
             lacks.extend(settings.node_ips().into_iter().filter_map(foreign_address));
@@ -103,6 +112,42 @@ fn cgroups(root: &Path) -> Option<String> {
         "the cgroup controllers {list}: start the kernel with cgroup_enable=memory and without cgroup_disable, \
          then reboot"
     ))
+}
+
+/// Pods are made of these.
+fn namespaces(root: &Path) -> Option<String> {
+    let missing: Vec<&str> = NAMESPACES
+        .iter()
+        .filter(|name| !root.join(name).exists())
+        .copied()
+        .collect();
+    (!missing.is_empty()).then(|| {
+        format!(
+            "the kernel's namespaces {}: start a kernel that was built with them; `zgrep _NS= /proc/config.gz` shows \
+             what this one has",
+            missing.join(", ")
+        )
+    })
+}
+
+fn has_ipv6(settings: &Settings) -> bool {
+    let ranges = [settings.cluster_cidr.all(), settings.service_cidr.all()].concat();
+    ranges.iter().any(|range| matches!(range, IpNet::V6(_)))
+}
+
+/// Ranges of IPv6 need it on: a kernel without it has no such directory.
+fn ipv6(root: &Path) -> Option<String> {
+    if !root.exists() {
+        return Some(
+            "IPv6 in the kernel: start it without ipv6.disable=1, then reboot; or choose IPv4 ranges with \
+             --cluster-cidr and --service-cidr"
+                .to_owned(),
+        );
+    }
+    let off = std::fs::read_to_string(root.join("conf/all/disable_ipv6")).ok()?;
+    (off.trim() == "1").then(|| {
+        "IPv6, which is off on this machine: `sysctl -w net.ipv6.conf.all.disable_ipv6=0` turns it on".to_owned()
+    })
 }
 
 fn clock(now: SystemTime) -> Option<String> {
@@ -232,6 +277,50 @@ mod tests {
         );
         std::fs::create_dir(root.path().join("memory")).unwrap();
         assert_eq!(lack(), None);
+    }
+
+    #[test]
+    fn namespaces_that_the_kernel_does_not_have_are_named() {
+        let root = tempfile::tempdir().unwrap();
+        for name in NAMESPACES.iter().filter(|name| **name != "ipc") {
+            std::fs::write(root.path().join(name), "").unwrap();
+        }
+        let why = namespaces(root.path()).unwrap();
+        assert!(why.starts_with("the kernel's namespaces ipc:"), "{why}");
+        assert_eq!(namespaces(Path::new("/proc/self/ns")), None);
+    }
+
+    #[test]
+    fn ipv6_that_is_absent_or_off_is_reported_with_what_turns_it_on() {
+        let root = tempfile::tempdir().unwrap();
+        let why = ipv6(&root.path().join("absent")).unwrap();
+        assert!(why.contains("without ipv6.disable=1"), "{why}");
+        let all = root.path().join("conf/all");
+        std::fs::create_dir_all(&all).unwrap();
+        for (value, is_off) in [("1\n", true), ("0\n", false)] {
+            std::fs::write(all.join("disable_ipv6"), value).unwrap();
+            let why = ipv6(root.path());
+            assert_eq!(why.is_some(), is_off, "{why:?}");
+            assert!(why.is_none_or(|why| why.contains("`sysctl -w")));
+        }
+    }
+
+    #[test]
+    fn only_clusters_with_ipv6_ranges_need_it() {
+        for (ranges, needs) in [
+            (["10.42.0.0/16", "10.43.0.0/16"], false),
+            (["10.42.0.0/16,fd42::/56", "10.43.0.0/16,fd43::/112"], true),
+        ] {
+            let options = Options {
+                node_name: Some("n".into()),
+                node_ip: "192.0.2.1,2001:db8::1".parse().ok().filter(|_| needs),
+                cluster_cidr: ranges[0].parse().ok(),
+                service_cidr: ranges[1].parse().ok(),
+                ..Options::default()
+            };
+            let settings = Settings::resolve(options).unwrap();
+            assert_eq!(has_ipv6(&settings), needs, "{ranges:?}");
+        }
     }
 
     #[test]

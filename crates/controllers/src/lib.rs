@@ -7,6 +7,7 @@ mod claim;
 mod discovery;
 mod history;
 mod intorpercent;
+mod members;
 mod metrics;
 mod podcontrol;
 mod pods;

@@ -1,9 +1,7 @@
-//! Helpers for pods that many controllers use, and the order in which pods are deleted. Pure.
+//! Helpers for pods that many controllers use. Pure.
 
 use std::{
     cmp::{Ordering, Reverse},
-    collections::HashMap,
-    sync::Arc,
     time::Duration,
 };
 
@@ -94,14 +92,21 @@ pub(crate) fn ready_since(pod: &Pod) -> Option<Timestamp> {
 /// How long until the pod has been ready for `min_ready_seconds`; zero if it has, `None` if it is
 /// not ready.
 pub(crate) fn available_in(pod: &Pod, min_ready_seconds: i32, now: Timestamp) -> Option<Duration> {
-    if !is_ready(pod) {
-        return None;
-    }
+    let since = || ready_since(pod);
+    is_ready(pod).then(|| available_after(since, min_ready_seconds, now))?
+}
+
+/// The same for a pod that is ready `since` this time.
+pub(crate) fn available_after(
+    since: impl FnOnce() -> Option<Timestamp>,
+    min_ready_seconds: i32,
+    now: Timestamp,
+) -> Option<Duration> {
     let wanted = Duration::from_secs(u64::try_from(min_ready_seconds).unwrap_or(0));
     if wanted.is_zero() {
         return Some(Duration::ZERO);
     }
-    let passed = Duration::try_from(now.duration_since(ready_since(pod)?)).unwrap_or_default();
+    let passed = Duration::try_from(now.duration_since(since()?)).unwrap_or_default();
     Some(wanted.saturating_sub(passed))
 }
 
@@ -149,45 +154,6 @@ pub(crate) fn restarts(pod: &Pod) -> i32 {
         .map(|status| status.restart_count)
         .max()
         .unwrap_or(0)
-}
-
-fn deletion_cost(pod: &Pod) -> i32 {
-    let annotations = pod.metadata.annotations.as_ref();
-    let cost = annotations.and_then(|map| map.get("controller.kubernetes.io/pod-deletion-cost"));
-    cost.and_then(|cost| cost.parse().ok()).unwrap_or(0)
-}
-
-/// The age as a power of two, for comparison; no time counts as the youngest.
-fn age_class(since: Option<Timestamp>, now: Timestamp) -> Option<u32> {
-    let nanoseconds = now.duration_since(since?).as_nanos();
-    Some(
-        nanoseconds
-            .max(0)
-            .checked_ilog2()
-            .map_or(0, |class| class + 1),
-    )
-}
-
-/// Sorts pods in the order of deletion: unassigned before assigned, pending before running, not
-/// ready before ready, lower deletion cost, nodes with more related pods, younger.
-pub(crate) fn deletion_order(pods: &mut [Arc<Pod>], related: &[Arc<Pod>], now: Timestamp) {
-    let mut crowd: HashMap<&str, usize> = HashMap::new();
-    for pod in related.iter().filter(|pod| is_active(pod)) {
-        *crowd.entry(node(pod)).or_default() += 1;
-    }
-    // One key per pod makes the order total. Upstream compares two times of one class by uid and
-    // two equal times by further criteria, which can be cyclic.
-    pods.sort_by_cached_key(|pod| {
-        (
-            stage(pod),
-            deletion_cost(pod),
-            Reverse(crowd.get(node(pod)).copied()),
-            age_class(ready_since(pod), now),
-            Reverse(restarts(pod)),
-            age_class(created(pod), now),
-            pod.metadata.uid.clone(),
-        )
-    });
 }
 
 /// A container that removes files of any owner in a volume, with no other permissions.
@@ -255,18 +221,7 @@ pub(crate) mod samples {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::ContainerStatus;
-
     use super::{samples::*, *};
-
-    fn order(pods: Vec<Pod>) -> Vec<String> {
-        let mut pods: Vec<_> = pods.into_iter().map(Arc::new).collect();
-        let related = pods.clone();
-        deletion_order(&mut pods, &related, at(1000));
-        pods.iter()
-            .map(|pod| pod.metadata.name.clone().unwrap())
-            .collect()
-    }
 
     #[test]
     fn a_pod_is_available_when_it_was_ready_for_long_enough() {
@@ -279,58 +234,5 @@ mod tests {
         );
         assert!(is_available(&pod, 10, at(110)));
         assert_eq!(available_in(&samples::pod("b", None), 10, at(110)), None);
-    }
-
-    #[test]
-    fn many_pods_have_an_order_whatever_their_times_and_restarts() {
-        // Equal times, times of one class, and restarts, for which pairwise comparison would be
-        // cyclic.
-        let pods: Vec<Pod> = (0..600)
-            .map(|number| {
-                let mut pod = pod(&format!("p{}", number * 7919 % 600), Some(100 + number % 5));
-                let status = ContainerStatus {
-                    restart_count: (number % 3) as i32,
-                    ..Default::default()
-                };
-                pod.status.as_mut().unwrap().container_statuses = Some(vec![status]);
-                pod
-            })
-            .collect();
-        let forward = order(pods.clone());
-        assert_eq!(order(pods.into_iter().rev().collect()), forward);
-    }
-
-    #[test]
-    fn the_least_useful_pods_are_deleted_first() {
-        let mut unassigned = pod("unassigned", None);
-        unassigned.spec = None;
-        let mut pending = pod("pending", None);
-        pending.status.as_mut().unwrap().phase = Some("Pending".into());
-        let mut cheap = pod("cheap", Some(10));
-        cheap.metadata.annotations = Some(
-            [(
-                "controller.kubernetes.io/pod-deletion-cost".into(),
-                "-5".into(),
-            )]
-            .into(),
-        );
-        let (old, young, unready) = (
-            pod("old", Some(10)),
-            pod("young", Some(990)),
-            pod("unready", None),
-        );
-        let seen = order(vec![old, young, cheap, unready, pending, unassigned]);
-        assert_eq!(
-            seen,
-            ["unassigned", "pending", "unready", "cheap", "young", "old"]
-        );
-    }
-
-    #[test]
-    fn pods_on_nodes_with_more_replicas_are_deleted_first() {
-        let mut alone = pod("alone", Some(10));
-        alone.spec.as_mut().unwrap().node_name = Some("n2".into());
-        let seen = order(vec![alone, pod("a", Some(10)), pod("b", Some(10))]);
-        assert_eq!(seen, ["a", "b", "alone"]);
     }
 }

@@ -17,8 +17,9 @@ use kube::Resource;
 use reconcile::{Action, Controller, Error, Key, Recorder, Selector, Writer};
 
 use crate::{
-    claim, podcontrol,
-    pods::{self, is_active, is_terminating},
+    claim,
+    members::{self, Member},
+    podcontrol,
     shared::{OWNER, REST, Shared, Watched, controller_of, orphans_of},
 };
 
@@ -71,7 +72,8 @@ pub(crate) fn start<K: Owner>(shared: &Arc<Shared>) {
     shared
         .controller(&controller)
         .watches(controller.owners.cache())
-        .owns(
+        .owns_if(
+            members::concerns_workload,
             controller.pods.cache(),
             <K as k8s_openapi::Resource>::KIND,
             move |pod| {
@@ -97,28 +99,16 @@ impl<K: Owner> Controller for Replicas<K> {
             return Ok(Action::Done);
         };
         let wish = owner.wish();
-        let uid = owner.meta().uid.as_deref().unwrap_or_default();
-        let cache = self.pods.cache();
-        let mut all = cache.by_index(OWNER, uid);
-        all.extend(cache.by_index(OWNER, &orphans_of(&key.namespace)));
-        let (active, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|pod| is_active(pod));
-        let api = Api::namespaced(self.shared.client(K::ACCOUNT), &key.namespace);
-        let selector = &wish.selector;
-        let mut active = claim::claim(&*owner, &api, selector, &self.pods, active, None).await?;
-        let mine = |pod: &Pod| {
-            controller_of(pod).is_some_and(|owner| owner.uid == uid)
-                && selector.matches(pod.metadata.labels.as_ref())
-        };
-        let terminating = rest.iter().filter(|pod| is_terminating(pod) && mine(pod));
-        let terminating = K::COUNTS_TERMINATING.then(|| count(terminating));
+        let (mut active, terminating) = self.members(&*owner, &wish.selector).await?;
+        let terminating = K::COUNTS_TERMINATING.then_some(terminating);
         let now = self.shared.now();
         let mut outcome = Ok(());
         if owner.meta().deletion_timestamp.is_none() {
-            let related = |own: &[Arc<Pod>]| self.related(&*owner, own);
+            let related = |own: &[Member]| self.related(&*owner, own);
             outcome = match plan(wish.replicas, &mut active, related, now) {
                 Plan::Nothing => Ok(()),
                 Plan::Create(count) => self.create(&*owner, wish.template, count).await,
-                Plan::Delete(pods) => self.delete(&*owner, pods).await,
+                Plan::Delete(members) => self.delete(&*owner, members).await,
             };
         }
         let before = owner.status();
@@ -140,9 +130,40 @@ impl<K: Owner> Controller for Replicas<K> {
 }
 
 impl<K: Owner> Replicas<K> {
+    /// The active pods that `owner` controls after adopting and releasing, and how many terminating ones it has. Only
+    /// pods that it adopts or releases are decoded.
+    async fn members(&self, owner: &K, selector: &Selector) -> Result<(Vec<Member>, i32), Error> {
+        let meta = owner.meta();
+        let namespace = meta.namespace.as_deref().unwrap_or_default();
+        let cache = self.pods.cache();
+        let controlled = Member::by_index(cache, OWNER, meta.uid.as_deref().unwrap_or_default());
+        let (own, others): (Vec<_>, Vec<_>) = controlled
+            .into_iter()
+            .partition(|member| member.is_selected(selector));
+        let (mut active, rest): (Vec<_>, Vec<_>) = own
+            .into_iter()
+            .partition(|member| member.facts().is_active());
+        let terminating = rest.iter().filter(|member| member.facts().is_terminating());
+        let terminating = count(terminating);
+        let orphans = Member::by_index(cache, OWNER, &orphans_of(namespace)).into_iter();
+        let orphans = orphans.filter(|member| member.is_selected(selector));
+        let unclaimed: Vec<_> = others
+            .into_iter()
+            .chain(orphans)
+            .filter(|member| member.facts().is_active())
+            .map(|member| cache.read_entry(member.entry()))
+            .collect();
+        if !unclaimed.is_empty() {
+            let api = Api::namespaced(self.shared.client(K::ACCOUNT), namespace);
+            let adopted = claim::claim(owner, &api, selector, &self.pods, unclaimed, None).await?;
+            active.extend(adopted.into_iter().map(Member::detached));
+        }
+        Ok((active, terminating))
+    }
+
     /// The pods of all ReplicaSets with the same controller, whose distribution over nodes affects
     /// the deletion order.
-    fn related(&self, owner: &K, own: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
+    fn related(&self, owner: &K, own: &[Member]) -> Vec<Member> {
         let Some(controller) = controller_of(owner) else {
             return own.to_vec();
         };
@@ -158,7 +179,7 @@ impl<K: Owner> Replicas<K> {
         let cache = self.pods.cache();
         let uid = |sibling: &K| sibling.meta().uid.clone().unwrap_or_default();
         siblings
-            .flat_map(|sibling| cache.by_index(OWNER, &uid(&sibling)))
+            .flat_map(|sibling| Member::by_index(cache, OWNER, &uid(&sibling)))
             .collect()
     }
 
@@ -174,10 +195,12 @@ impl<K: Owner> Replicas<K> {
         outcome
     }
 
-    async fn delete(&self, owner: &K, pods: Vec<Arc<Pod>>) -> Result<(), Error> {
-        let deletions = pods
-            .iter()
-            .map(|pod| podcontrol::delete(&self.pods, &self.recorder, owner, pod));
+    async fn delete(&self, owner: &K, members: Vec<Member>) -> Result<(), Error> {
+        let cache = self.pods.cache();
+        let deletions = members.iter().map(async |member| {
+            let pod = cache.read_entry(member.entry());
+            podcontrol::delete(&self.pods, &self.recorder, owner, &pod).await
+        });
         reconcile::all(join_all(deletions).await)
     }
 }
@@ -185,14 +208,14 @@ impl<K: Owner> Replicas<K> {
 enum Plan {
     Nothing,
     Create(usize),
-    Delete(Vec<Arc<Pod>>),
+    Delete(Vec<Member>),
 }
 
 /// `related` is called only if pods must be deleted.
 fn plan(
     wanted: i32,
-    active: &mut [Arc<Pod>],
-    related: impl FnOnce(&[Arc<Pod>]) -> Vec<Arc<Pod>>,
+    active: &mut [Member],
+    related: impl FnOnce(&[Member]) -> Vec<Member>,
     now: Timestamp,
 ) -> Plan {
     let wanted = usize::try_from(wanted).unwrap_or(0);
@@ -204,7 +227,7 @@ fn plan(
         return Plan::Nothing;
     }
     let related = related(active);
-    pods::deletion_order(active, &related, now);
+    members::deletion_order(active, &related, now);
     Plan::Delete(active[..surplus].to_vec())
 }
 
@@ -213,20 +236,18 @@ fn count(pods: impl Iterator) -> i32 {
 }
 
 /// The counts of a status.
-fn counts(wish: &DesiredReplicas, active: &[Arc<Pod>], now: Timestamp) -> ReplicaSetStatus {
+fn counts(wish: &DesiredReplicas, active: &[Member], now: Timestamp) -> ReplicaSetStatus {
     let meta = wish
         .template
         .and_then(|template| template.metadata.as_ref());
     let labels = meta.and_then(|meta| meta.labels.as_ref());
     let labelled = labels.map_or_else(|| Selector::labels(&BTreeMap::new()), Selector::labels);
     let positive = |count: i32| (count > 0).then_some(count);
-    let full = active
-        .iter()
-        .filter(|pod| labelled.matches(pod.metadata.labels.as_ref()));
-    let ready = active.iter().filter(|pod| pods::is_ready(pod));
-    let available = active
-        .iter()
-        .filter(|pod| pods::is_available(pod, wish.min_ready_seconds, now));
+    let full = active.iter().filter(|member| member.is_selected(&labelled));
+    let facts = || active.iter().map(Member::facts);
+    let ready = facts().filter(|facts| facts.is_ready());
+    let available = facts()
+        .filter(|facts| facts.available_in(wish.min_ready_seconds, now) == Some(Duration::ZERO));
     ReplicaSetStatus {
         replicas: count(active.iter()),
         fully_labeled_replicas: positive(count(full)),
@@ -271,10 +292,10 @@ fn conditions(
 }
 
 /// When the next ready pod becomes available.
-fn next_look(active: &[Arc<Pod>], min_ready_seconds: i32, now: Timestamp) -> Action {
+fn next_look(active: &[Member], min_ready_seconds: i32, now: Timestamp) -> Action {
     let waits = active
         .iter()
-        .filter_map(|pod| pods::available_in(pod, min_ready_seconds, now));
+        .filter_map(|member| member.facts().available_in(min_ready_seconds, now));
     match waits.filter(|wait| !wait.is_zero()).min() {
         Some(wait) => Action::After(wait + Duration::from_millis(1)),
         None => Action::Done,
@@ -287,14 +308,18 @@ mod tests {
     use crate::pods::samples::{at, pod};
 
     fn decided(replicas: i32, pods: Vec<Pod>) -> String {
-        let mut pods: Vec<_> = pods.into_iter().map(Arc::new).collect();
-        match plan(replicas, &mut pods, <[_]>::to_vec, at(100)) {
+        let mut members: Vec<_> = pods
+            .into_iter()
+            .map(Arc::new)
+            .map(Member::detached)
+            .collect();
+        match plan(replicas, &mut members, <[_]>::to_vec, at(100)) {
             Plan::Nothing => "nothing".into(),
             Plan::Create(count) => format!("create {count}"),
-            Plan::Delete(pods) => {
-                let names: Vec<_> = pods
+            Plan::Delete(members) => {
+                let names: Vec<_> = members
                     .iter()
-                    .map(|pod| pod.metadata.name.clone().unwrap())
+                    .map(|member| member.entry().name().to_owned())
                     .collect();
                 format!("delete {}", names.join(" "))
             }
@@ -315,28 +340,29 @@ mod tests {
 
     #[test]
     fn siblings_are_collected_only_when_pods_have_to_go() {
-        let mut one = [Arc::new(pod("a", None))];
+        let mut one = [Member::detached(Arc::new(pod("a", None)))];
         for wanted in [1, 2] {
-            let never = |_: &[Arc<Pod>]| panic!("nothing is deleted");
+            let never = |_: &[Member]| panic!("nothing is deleted");
             plan(wanted, &mut one, never, at(100));
         }
     }
 
     #[test]
     fn the_status_counts_existing_pods() {
-        let pods = [pod("a", Some(10)), pod("b", Some(99)), pod("c", None)].map(Arc::new);
+        let members = [pod("a", Some(10)), pod("b", Some(99)), pod("c", None)];
+        let members = members.map(Arc::new).map(Member::detached);
         let wish = DesiredReplicas {
             replicas: 3,
             min_ready_seconds: 10,
             selector: Selector::nothing(),
             template: None,
         };
-        let status = counts(&wish, &pods, at(100));
+        let status = counts(&wish, &members, at(100));
         assert_eq!(status.replicas, 3);
         assert_eq!(status.ready_replicas, Some(2));
         assert_eq!(status.available_replicas, Some(1));
         let wait = Duration::from_millis(9001);
-        assert_eq!(next_look(&pods, 10, at(100)), Action::After(wait));
+        assert_eq!(next_look(&members, 10, at(100)), Action::After(wait));
     }
 
     #[test]

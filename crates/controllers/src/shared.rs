@@ -44,6 +44,7 @@ use stdx::Clock;
 use crate::{
     Config,
     endpointslice::view::addresses,
+    members::Facts,
     metrics::{Collectors, Metrics},
     nodeipam, pods, resourceclaim,
 };
@@ -118,6 +119,7 @@ watched! {
 
 impl Watched for Pod {
     fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+        let builder = builder.summary(Facts::new);
         let builder = builder.index(OWNER, by_owner).index(CLAIM, by_claim);
         let builder = builder.index(NODE, |pod| {
             pod.spec

@@ -131,7 +131,24 @@ impl<C: Controller> Builder<C> {
         kind: &'static str,
         candidates: impl Fn(&K) -> Vec<Key> + Send + Sync + 'static,
     ) -> Self {
-        self.watches_with(informer, move |event| owner_keys(event, kind, &candidates))
+        self.owns_if(|_, _| true, informer, kind, candidates)
+    }
+
+    /// Like [`Builder::owns`], without the changes that do not concern the owner, by the object before and after them.
+    pub fn owns_if<K: Object>(
+        self,
+        concerns: impl Fn(&K, &K) -> bool + Send + Sync + 'static,
+        informer: &Informer<K>,
+        kind: &'static str,
+        candidates: impl Fn(&K) -> Vec<Key> + Send + Sync + 'static,
+    ) -> Self {
+        self.watches_with(informer, move |event| {
+            let is_deleted = matches!(event, Event::Deleted(_));
+            match event.old() {
+                Some(old) if !is_deleted && !concerns(old, event.object()) => Vec::new(),
+                _ => owner_keys(event, kind, &candidates),
+            }
+        })
     }
 
     /// Adds an informer that the controller reads and whose changes enqueue nothing.

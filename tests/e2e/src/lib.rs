@@ -7,6 +7,7 @@ pub mod blocks;
 mod install;
 pub mod recorder;
 mod site;
+pub mod words;
 
 pub use api::Api;
 pub use install::{helm, install, kubectl};

@@ -2,6 +2,7 @@
 //! and have the same exit code. Skipped if neither `MAINSTAY_KUBECTL` nor the PATH has a kubectl
 //! 1.36.
 
+use e2e::words::words;
 use testkit::{Cluster, Ran};
 
 /// One command per line; `{dir}` is the directory of the manifests. Lines that begin with `!`
@@ -114,32 +115,6 @@ fn run(cluster: &Cluster, does_write: bool, run: impl Fn() -> Ran) -> Ran {
     run()
 }
 
-/// Splits words like a shell: by blanks, with quotes.
-fn words(line: &str) -> Vec<String> {
-    let mut words = Vec::new();
-    let (mut word, mut is_word, mut quote) = (String::new(), false, None);
-    for c in line.chars() {
-        match (quote, c) {
-            (Some(open), c) if c == open => quote = None,
-            (None, '\'' | '"') => (quote, is_word) = (Some(c), true),
-            (None, ' ') => {
-                if is_word {
-                    words.push(std::mem::take(&mut word));
-                }
-                is_word = false;
-            }
-            (_, c) => {
-                word.push(c);
-                is_word = true;
-            }
-        }
-    }
-    if is_word {
-        words.push(word);
-    }
-    words
-}
-
 fn difference_of(ours: &Ran, theirs: &Ran) -> Option<String> {
     // Hints are ours alone.
     let is_hint = |line: &&str| line.contains("did you mean \"");
@@ -153,10 +128,4 @@ fn difference_of(ours: &Ran, theirs: &Ran) -> Option<String> {
             ours.code, ours.stdout, ours.stderr, theirs.code, theirs.stdout, theirs.stderr
         )
     })
-}
-
-#[test]
-fn command_lines_are_split_as_by_a_shell() {
-    assert_eq!(words("get  x -o 'a b' \"\""), ["get", "x", "-o", "a b", ""]);
-    assert_eq!(words("a='b c'd"), ["a=b cd"]);
 }

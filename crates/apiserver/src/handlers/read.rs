@@ -32,8 +32,11 @@ pub(crate) fn output(request: &Request, resource: &Arc<Resource>) -> Result<Outp
     if wanted.shape == Shape::Table {
         output::check_include(&request.query)?;
     }
-    let now = request.core.config.clock.now().as_second();
-    Ok(Output::new(resource.clone(), wanted, &request.query, now).audited(request.audit.as_ref()))
+    let clock = request.core.config.clock.clone();
+    Ok(
+        Output::new(resource.clone(), wanted, &request.query, clock)
+            .audited(request.audit.as_ref()),
+    )
 }
 
 /// Parses a resourceVersion parameter.

@@ -1,6 +1,6 @@
 //! Watches: where they start, what they send, how they end.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use crate::support::{Server, admin};
 use apiserver::User;
@@ -175,6 +175,21 @@ async fn the_bookmark_of_a_watched_table_is_a_row() {
         rows[0]["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"],
         "true"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ages_in_a_watched_table_are_those_of_the_moment() {
+    let clock = stdx::FakeClock::at(stdx::Clock::now(&stdx::SystemClock));
+    let server = Server::start_on(apiserver::Limits::default(), Arc::new(clock.clone())).await;
+    let accept = "application/json;as=Table;v=v1;g=meta.k8s.io";
+    let mut watch = watch_as(&server, "resourceVersion=0&labelSelector=watched", accept).await;
+    for name in ["a", "b"] {
+        clock.advance(Duration::from_secs(45));
+        make(&server, name, json!({"watched": "yes"})).await;
+        let row = watch.next().await.unwrap()["object"]["rows"][0].clone();
+        let cells = row["cells"].as_array().expect("cells").clone();
+        assert_eq!((&cells[0], &cells[2]), (&json!(name), &json!("0s")));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,7 +14,7 @@ use std::{
 
 use super::{
     AnyObject, Object,
-    slot::{Decoded, Slot},
+    slot::{Decoded, Slot, Summarize},
     subscription::{Change, Sender},
 };
 
@@ -155,6 +155,13 @@ impl Cache {
             keys,
             entries: HashMap::new(),
         });
+    }
+
+    /// Must be called before the cache is shared.
+    pub(super) fn summarize(&mut self, summarize: Summarize) {
+        if let Some(decoded) = Arc::get_mut(&mut self.decoded) {
+            decoded.summarize = Some(summarize);
+        }
     }
 
     pub(super) fn get(&self, namespace: &str, name: &str) -> Option<Arc<Slot>> {
@@ -354,11 +361,12 @@ mod tests {
             node_name: Some(node.into()),
             ..Default::default()
         };
-        Slot::typed(Arc::new(Pod {
+        let pod = Pod {
             metadata,
             spec: Some(spec),
             status: None,
-        }))
+        };
+        Slot::typed(Arc::new(pod), &Decoded::new::<Pod>())
     }
 
     fn cache() -> (Cache, Subscription<Pod>) {

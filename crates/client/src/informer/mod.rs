@@ -9,6 +9,7 @@
 //! `metadata.managedFields`: no component reads them and they take half of the memory.
 
 mod cache;
+mod entry;
 mod metrics;
 mod reflector;
 mod saved;
@@ -24,6 +25,7 @@ use kube::{Resource, api::ObjectMeta};
 use lifecycle::Context;
 
 use cache::{Cache, Keys};
+pub use entry::Entry;
 use reflector::{Reporter, Source};
 use saved::Saved;
 use shared::Shared;
@@ -163,6 +165,12 @@ impl<K: Object> Builder<K> {
         self
     }
 
+    /// Keeps a summary of each object, which is read without decoding the object ([`Entry::summary`]).
+    pub fn summary<S: Send + Sync + 'static>(mut self, summarize: fn(&K) -> S) -> Self {
+        self.cache.summarize(entry::erased_summary(summarize));
+        self
+    }
+
     /// Saves the objects in this file, and starts with them if no server is reachable then. `None`
     /// saves nothing.
     pub fn saved_at(mut self, path: Option<PathBuf>) -> Self
@@ -297,6 +305,17 @@ impl<K: Object> Informer<K> {
         self.read(slots)
     }
 
+    /// The objects under `key` of an index, not decoded.
+    pub fn entries_by_index(&self, index: &str, key: &str) -> Vec<Entry<K>> {
+        let slots = self.shared.cache.read().by_index(index, key);
+        slots.into_iter().map(Entry::new).collect()
+    }
+
+    /// The object of an entry.
+    pub fn read_entry(&self, entry: &Entry<K>) -> Arc<K> {
+        typed(entry.slot.read(&self.shared.decoded))
+    }
+
     /// The number of objects under `key` of an index.
     pub fn count_by_index(&self, index: &str, key: &str) -> usize {
         self.shared.cache.read().count_by_index(index, key)
@@ -376,7 +395,8 @@ impl<K: Object> Informer<K> {
     /// Stores an object as a watch event would.
     pub fn upsert(&self, object: K) {
         let version = object.meta().resource_version.clone().unwrap_or_default();
-        self.shared.store(Slot::typed(Arc::new(object)));
+        let slot = Slot::typed(Arc::new(object), &self.shared.decoded);
+        self.shared.store(slot);
         self.shared.advance(&version);
     }
 

@@ -409,7 +409,7 @@ impl Source {
     /// An object received over a connection.
     fn typed(&self, raw: &RawValue, decoded: &Decoded) -> Option<Arc<Slot>> {
         let object = (decoded.decode)(raw.get());
-        self.or_left_out(object.map(Slot::typed))
+        self.or_left_out(object.map(|object| Slot::typed(object, decoded)))
     }
 
     /// An object shared with the server.

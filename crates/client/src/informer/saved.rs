@@ -161,7 +161,7 @@ fn parse(bytes: &[u8], decoded: &Decoded) -> Result<Vec<Arc<Slot>>, serde_json::
     let file: File = serde_json::from_slice(bytes)?;
     let items = file.items.iter();
     items
-        .map(|item| (decoded.decode)(item.get()).map(Slot::typed))
+        .map(|item| (decoded.decode)(item.get()).map(|object| Slot::typed(object, decoded)))
         .collect()
 }
 

@@ -3,6 +3,7 @@
 //! An object from a connection is decoded once and kept.
 
 use std::{
+    any::Any,
     borrow::Cow,
     collections::VecDeque,
     sync::{
@@ -23,7 +24,14 @@ const DECODED_IN_USE: usize = 12 * DECODED;
 
 pub(super) struct Slot {
     form: Form,
+    /// What [`Decoded::summarize`] returned for the object.
+    summary: Option<Summary>,
 }
+
+/// The part of an object that readers need without decoding it.
+pub(super) type Summary = Box<dyn Any + Send + Sync>;
+/// Returns the summary of an object.
+pub(super) type Summarize = Box<dyn Fn(&dyn AnyObject) -> Option<Summary> + Send + Sync>;
 
 enum Form {
     Typed(Arc<dyn AnyObject>),
@@ -41,9 +49,17 @@ struct Stored {
 }
 
 impl Slot {
-    pub(super) fn typed(object: Arc<dyn AnyObject>) -> Arc<Self> {
+    pub(super) fn typed(object: Arc<dyn AnyObject>, decoded: &Decoded) -> Arc<Self> {
+        Arc::new(Self {
+            summary: decoded.summary(&*object),
+            form: Form::Typed(object),
+        })
+    }
+
+    pub(super) fn detached(object: Arc<dyn AnyObject>, summary: Summary) -> Arc<Self> {
         Arc::new(Self {
             form: Form::Typed(object),
+            summary: Some(summary),
         })
     }
 
@@ -55,6 +71,7 @@ impl Slot {
     ) -> Result<Arc<Self>, serde_json::Error> {
         let first = (decoded.decode)(&text(&*object, metadata_only))?;
         let slot = Arc::new(Self {
+            summary: decoded.summary(&*first),
             form: Form::Stored(Stored {
                 object,
                 metadata_only,
@@ -91,6 +108,11 @@ impl Slot {
         drop(form);
         decoded.missed(self);
         object
+    }
+
+    /// What the informer's builder summarizes of the object.
+    pub(super) fn summary(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.summary.as_deref()
     }
 
     /// The resourceVersion; empty if there is none.
@@ -139,6 +161,14 @@ impl Slot {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn is_decoded(&self) -> bool {
+        match &self.form {
+            Form::Typed(_) => true,
+            Form::Stored(stored) => stored.decoded.lock().is_some(),
+        }
+    }
+
     /// Drops the decoded form if the object is shared with the store.
     pub(super) fn drop_decoded(&self) {
         if let Form::Stored(stored) = &self.form {
@@ -182,6 +212,8 @@ pub(super) struct Decoded {
     limit: usize,
     /// Decodes an object of the informer's kind.
     pub(super) decode: Decode,
+    /// Summarizes an object when it arrives.
+    pub(super) summarize: Option<Summarize>,
 }
 
 /// Decodes an object without its managedFields.
@@ -214,7 +246,12 @@ impl Decoded {
             queue: Mutex::new(queue),
             limit: DECODED,
             decode: decode::<K>,
+            summarize: None,
         }
+    }
+
+    fn summary(&self, object: &dyn AnyObject) -> Option<Summary> {
+        (self.summarize.as_ref()?)(object)
     }
 
     /// Records a decoded slot, and drops decoded forms above the limit: the oldest first that were
@@ -393,13 +430,6 @@ pub(super) mod tests {
         }
     }
 
-    fn is_decoded(slot: &Slot) -> bool {
-        match &slot.form {
-            Form::Typed(_) => true,
-            Form::Stored(stored) => stored.decoded.lock().is_some(),
-        }
-    }
-
     #[test]
     fn objects_are_decoded_without_their_managed_fields() {
         let object = Fake::object("a", 7, r#","data":{"k":"v"}"#);
@@ -417,14 +447,14 @@ pub(super) mod tests {
     fn forms_that_are_not_read_are_dropped_and_made_again() {
         let decoded = Decoded::new::<ConfigMap>();
         let slot = Slot::stored(Fake::object("a", 7, ""), false, &decoded).unwrap();
-        assert!(is_decoded(&slot));
+        assert!(slot.is_decoded());
         decoded.sweep();
-        assert!(!is_decoded(&slot));
+        assert!(!slot.is_decoded());
         let (one, other) = (slot.read(&decoded), slot.read(&decoded));
         assert!(Arc::ptr_eq(&one, &other));
         assert_eq!(one.meta().name.as_deref(), Some("a"));
         decoded.sweep();
-        assert!(is_decoded(&slot), "it was read");
+        assert!(slot.is_decoded(), "it was read");
     }
 
     #[test]
@@ -443,8 +473,8 @@ pub(super) mod tests {
                 make(&number.to_string())
             })
             .collect();
-        assert!(is_decoded(&used));
-        let kept = others.iter().filter(|slot| is_decoded(slot)).count();
+        assert!(used.is_decoded());
+        let kept = others.iter().filter(|slot| slot.is_decoded()).count();
         assert!(kept <= 4, "{kept}");
         let queue = decoded.queue.lock();
         assert!(queue.size <= queue.limit);

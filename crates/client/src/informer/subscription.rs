@@ -254,7 +254,7 @@ mod tests {
             },
             ..Default::default()
         };
-        Slot::typed(Arc::new(object))
+        Slot::typed(Arc::new(object), &Decoded::new::<ConfigMap>())
     }
 
     fn change(name: &str, version: u32) -> Change {

@@ -1,0 +1,255 @@
+//! The pods of a workload by facts that the informer keeps for every pod: a workload may have more pods than can be kept
+//! decoded. Also the order in which pods are deleted. Pure.
+
+use std::{cmp::Reverse, collections::HashMap, sync::Arc, time::Duration};
+
+use client::{
+    Informer,
+    informer::{Entry, Labelled},
+};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use reconcile::Selector;
+
+use crate::pods;
+
+/// The facts of a pod that decide about the pods of a workload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Facts {
+    is_terminal: bool,
+    is_deleting: bool,
+    stage: (bool, u8, bool),
+    ready_since: Option<Timestamp>,
+    created: Option<Timestamp>,
+    deletion_cost: i32,
+    restarts: i32,
+    node: Box<str>,
+}
+
+impl Facts {
+    pub(crate) fn new(pod: &Pod) -> Self {
+        Self {
+            is_terminal: pods::is_terminal(pod),
+            is_deleting: pods::is_deleting(pod),
+            stage: pods::stage(pod),
+            ready_since: pods::ready_since(pod),
+            created: pods::created(pod),
+            deletion_cost: deletion_cost(pod),
+            restarts: pods::restarts(pod),
+            node: pods::node(pod).into(),
+        }
+    }
+
+    /// Neither terminated nor being deleted.
+    pub(crate) fn is_active(&self) -> bool {
+        !self.is_terminal && !self.is_deleting
+    }
+
+    /// Being deleted, and not terminated.
+    pub(crate) fn is_terminating(&self) -> bool {
+        !self.is_terminal && self.is_deleting
+    }
+
+    /// Whether the condition Ready is True.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.stage.2
+    }
+
+    /// How long until the pod has been ready for `min_ready_seconds`; zero if it has, `None` if it is not ready.
+    pub(crate) fn available_in(&self, min_ready_seconds: i32, now: Timestamp) -> Option<Duration> {
+        let since = || self.ready_since;
+        let is_ready = self.is_ready();
+        is_ready.then(|| pods::available_after(since, min_ready_seconds, now))?
+    }
+}
+
+fn deletion_cost(pod: &Pod) -> i32 {
+    let annotations = pod.metadata.annotations.as_ref();
+    let cost = annotations.and_then(|map| map.get("controller.kubernetes.io/pod-deletion-cost"));
+    cost.and_then(|cost| cost.parse().ok()).unwrap_or(0)
+}
+
+/// Whether a change of a pod can change what its workload does or its status. Most changes cannot, such as a pod's
+/// assignment to a node.
+pub(crate) fn concerns_workload(old: &Pod, new: &Pod) -> bool {
+    let facts = |pod: &Pod| {
+        (
+            pods::is_terminal(pod),
+            pods::is_deleting(pod),
+            pods::is_ready(pod),
+            pods::ready_since(pod),
+            pods::restarts(pod),
+        )
+    };
+    let (before, after) = (&old.metadata, &new.metadata);
+    facts(old) != facts(new)
+        || before.labels != after.labels
+        || before.owner_references != after.owner_references
+        || before.finalizers != after.finalizers
+}
+
+/// A pod that is not decoded.
+#[derive(Clone)]
+pub(crate) struct Member(Entry<Pod>);
+
+impl Member {
+    /// A pod that is not in the informer yet, such as one that was just adopted.
+    pub(crate) fn detached(pod: Arc<Pod>) -> Self {
+        let facts = Facts::new(&pod);
+        Self(Entry::detached(pod, facts))
+    }
+
+    /// The pods under `key` of an index of the shared informer.
+    pub(crate) fn by_index(pods: &Informer<Pod>, index: &str, key: &str) -> Vec<Self> {
+        let entries = pods.entries_by_index(index, key).into_iter();
+        let known = entries.filter(|entry| entry.summary::<Facts>().is_some());
+        known.map(Self).collect()
+    }
+
+    pub(crate) fn entry(&self) -> &Entry<Pod> {
+        &self.0
+    }
+
+    pub(crate) fn facts(&self) -> &Facts {
+        // `by_index` leaves out entries without facts.
+        self.0.summary().expect("a member has facts")
+    }
+
+    /// Whether a selector matches its labels.
+    pub(crate) fn is_selected(&self, selector: &Selector) -> bool {
+        selector.matches_with(|key| self.0.label(key))
+    }
+}
+
+/// The age as a power of two, for comparison; no time counts as the youngest.
+fn age_class(since: Option<Timestamp>, now: Timestamp) -> Option<u32> {
+    let nanoseconds = now.duration_since(since?).as_nanos();
+    Some(
+        nanoseconds
+            .max(0)
+            .checked_ilog2()
+            .map_or(0, |class| class + 1),
+    )
+}
+
+/// Sorts pods in the order of deletion: unassigned before assigned, pending before running, not
+/// ready before ready, lower deletion cost, nodes with more related pods, younger.
+pub(crate) fn deletion_order(members: &mut [Member], related: &[Member], now: Timestamp) {
+    let mut crowd: HashMap<&str, usize> = HashMap::new();
+    for facts in related.iter().map(Member::facts) {
+        if facts.is_active() {
+            *crowd.entry(&*facts.node).or_default() += 1;
+        }
+    }
+    // One key per pod makes the order total. Upstream compares two times of one class by uid and
+    // two equal times by further criteria, which can be cyclic.
+    members.sort_by_cached_key(|member| {
+        let facts = member.facts();
+        (
+            facts.stage,
+            facts.deletion_cost,
+            Reverse(crowd.get(&*facts.node).copied()),
+            age_class(facts.ready_since, now),
+            Reverse(facts.restarts),
+            age_class(facts.created, now),
+            member.0.name().to_owned(),
+        )
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ContainerStatus;
+
+    use super::*;
+    use crate::pods::samples::{at, pod};
+
+    fn order(pods: Vec<Pod>) -> Vec<String> {
+        let mut members: Vec<_> = pods
+            .into_iter()
+            .map(Arc::new)
+            .map(Member::detached)
+            .collect();
+        let related = members.clone();
+        deletion_order(&mut members, &related, at(1000));
+        let names = members.iter().map(|member| member.entry().name());
+        names.map(ToOwned::to_owned).collect()
+    }
+
+    #[test]
+    fn an_assignment_to_a_node_does_not_concern_a_workload() {
+        let running = pod("a", Some(100));
+        let mut unassigned = running.clone();
+        unassigned.spec = None;
+        assert!(!concerns_workload(&unassigned, &running));
+        let mut labelled = running.clone();
+        labelled.metadata.labels = Some([("a".into(), "b".into())].into());
+        assert!(concerns_workload(&running, &labelled));
+        assert!(concerns_workload(&running, &pod("a", None)));
+        assert!(concerns_workload(&running, &pod("a", Some(101))));
+    }
+
+    #[test]
+    fn facts_tell_when_a_pod_becomes_available_as_the_pod_does() {
+        for pod in [pod("a", Some(100)), pod("b", None)] {
+            for (seconds, now) in [(0, 100), (10, 105), (10, 110), (-1, 100)] {
+                let expected = pods::available_in(&pod, seconds, at(now));
+                let seen = Facts::new(&pod).available_in(seconds, at(now));
+                assert_eq!(seen, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn many_pods_have_an_order_whatever_their_times_and_restarts() {
+        // Equal times, times of one class, and restarts, for which pairwise comparison would be
+        // cyclic.
+        let pods: Vec<Pod> = (0..600)
+            .map(|number| {
+                let mut pod = pod(&format!("p{}", number * 7919 % 600), Some(100 + number % 5));
+                let status = ContainerStatus {
+                    restart_count: (number % 3) as i32,
+                    ..Default::default()
+                };
+                pod.status.as_mut().unwrap().container_statuses = Some(vec![status]);
+                pod
+            })
+            .collect();
+        let forward = order(pods.clone());
+        assert_eq!(order(pods.into_iter().rev().collect()), forward);
+    }
+
+    #[test]
+    fn the_least_useful_pods_are_deleted_first() {
+        let mut unassigned = pod("unassigned", None);
+        unassigned.spec = None;
+        let mut pending = pod("pending", None);
+        pending.status.as_mut().unwrap().phase = Some("Pending".into());
+        let mut cheap = pod("cheap", Some(10));
+        cheap.metadata.annotations = Some(
+            [(
+                "controller.kubernetes.io/pod-deletion-cost".into(),
+                "-5".into(),
+            )]
+            .into(),
+        );
+        let (old, young, unready) = (
+            pod("old", Some(10)),
+            pod("young", Some(990)),
+            pod("unready", None),
+        );
+        let seen = order(vec![old, young, cheap, unready, pending, unassigned]);
+        assert_eq!(
+            seen,
+            ["unassigned", "pending", "unready", "cheap", "young", "old"]
+        );
+    }
+
+    #[test]
+    fn pods_on_nodes_with_more_replicas_are_deleted_first() {
+        let mut alone = pod("alone", Some(10));
+        alone.spec.as_mut().unwrap().node_name = Some("n2".into());
+        let seen = order(vec![alone, pod("a", Some(10)), pod("b", Some(10))]);
+        assert_eq!(seen, ["a", "b", "alone"]);
+    }
+}
