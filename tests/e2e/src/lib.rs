@@ -4,19 +4,21 @@
 mod api;
 pub mod audit;
 pub mod blocks;
+mod dual_stack;
 mod install;
 pub mod recorder;
 mod site;
 pub mod words;
 
 pub use api::Api;
+pub use dual_stack::DualStack;
 pub use install::{helm, install, kubectl};
 pub use site::Site;
 
-use std::process::Child;
+use std::{path::Path, process::Child};
 
 use serde_json::Value;
-use testkit::{Cluster, Ran, eventually};
+use testkit::{Cluster, Machine, Ran, eventually};
 pub use testkit::{busybox_archive, pause_archive};
 
 /// The pods with this label that are Ready and not being deleted, as soon as there are `count`.
@@ -85,6 +87,18 @@ fn summary(cluster: &Cluster) -> String {
     let pods = cluster.kubectl(&["get", "pods", "-A", "-o", "wide"]).stdout;
     let events = cluster.kubectl(&["get", "events", "-A"]).stdout;
     format!("\n{pods}\n{events}")
+}
+
+/// Imports the busybox image of [`busybox_archive`] on a machine whose daemon has this data directory.
+pub fn import_busybox(machine: &Machine, data_dir: &Path) {
+    let archive = busybox_archive(machine.dir());
+    let binary = std::env::var("MAINSTAY_BIN").expect("MAINSTAY_BIN is set");
+    let data = data_dir.display().to_string();
+    eventually("the image to be imported", || {
+        let args = ["image", "import", &archive, "--data-dir", &data];
+        let ran = machine.run(&binary, &args);
+        if ran.ok { Ok(()) } else { Err(ran.stderr) }
+    });
 }
 
 /// A background program, killed when this is dropped.

@@ -3,8 +3,9 @@
 
 use std::path::PathBuf;
 
+use e2e::DualStack;
 use serde_json::Value;
-use testkit::{Agent, Cluster, Lan, Machine, eventually};
+use testkit::{Cluster, Machine, eventually};
 
 const SERVER: &str = r#"
 apiVersion: apps/v1
@@ -96,14 +97,7 @@ fn start_clients(
     node: &str,
     addresses: &[String],
 ) -> Vec<String> {
-    let archive = e2e::busybox_archive(machine.dir());
-    let binary = std::env::var("MAINSTAY_BIN").expect("MAINSTAY_BIN is set");
-    let data = data_dir.display().to_string();
-    eventually("the image to be imported", || {
-        let args = ["image", "import", &archive, "--data-dir", &data];
-        let ran = machine.run(&binary, &args);
-        if ran.ok { Ok(()) } else { Err(ran.stderr) }
-    });
+    e2e::import_busybox(machine, &data_dir);
     let mut names = Vec::new();
     for (number, address) in addresses.iter().enumerate() {
         let name = format!("client-{node}-{number}");
@@ -175,47 +169,10 @@ fn a_steady_client_loses_no_request_by_a_rollout_a_policy_or_a_crash() {
     stay_served(&cluster, &clients, "by a crash");
 }
 
-/// A machine with an address of both families.
-fn dual_stack_machine(lan: &Lan, number: u8) -> (Machine, String) {
-    let machine = Machine::on(lan, &lan.address(0, number));
-    let v6 = format!("fd77::{number}");
-    let add = [
-        "address",
-        "add",
-        &format!("{v6}/64"),
-        "dev",
-        "eth0",
-        "nodad",
-    ];
-    machine.run("ip", &add).success();
-    let both = format!("{},{v6}", machine.address());
-    (machine, both)
-}
-
 #[test]
 fn clients_of_two_machines_and_families_lose_no_request() {
-    let lan = Lan::new();
-    let (machine, addresses) = dual_stack_machine(&lan, 2);
-    let ranges = [
-        "--node-ip",
-        &addresses,
-        "--cluster-cidr",
-        "10.42.0.0/16,fd42::/56",
-        "--service-cidr",
-        "10.43.0.0/16,fd43::/112",
-        "--node-cidr-mask-size",
-        "25",
-        "--node-cidr-mask-size-ipv6",
-        "60",
-    ];
-    let mut cluster = Cluster::stopped_on(machine, &ranges);
-    cluster.start();
-    let (machine, _) = dual_stack_machine(&lan, 3);
-    let mut two = Agent::new(machine, "two");
-    // It detects both addresses.
-    two.follow_address();
-    two.start(&cluster.join_flags());
-    for node in cluster.ready_nodes(2) {
+    let mut site = DualStack::start();
+    for node in site.cluster.ready_nodes(2) {
         let cidrs = node["spec"]["podCIDRs"].as_array().cloned();
         let cidrs: Vec<String> = cidrs.iter().flatten().map(Value::to_string).collect();
         let sizes = [r#"/25""#, r#"/60""#];
@@ -225,18 +182,17 @@ fn clients_of_two_machines_and_families_lose_no_request() {
             "{cidrs:?}"
         );
     }
-    let addresses = start_servers(&cluster, 2);
+    let addresses = start_servers(&site.cluster, 2);
     assert_eq!(addresses.len(), 2, "{addresses:?}");
-    let on_one = (cluster.machine(), cluster.data_dir());
-    let mut clients = start_clients(&cluster, on_one, "one", &addresses);
-    let on_two = (two.machine(), two.data_dir());
-    clients.extend(start_clients(&cluster, on_two, "two", &addresses));
-    change_everything(&cluster, &clients);
-    two.kill();
-    two.start(&[]);
-    cluster.kill();
-    cluster.start();
-    stay_served(&cluster, &clients, "by crashes");
-    two.reset();
-    cluster.reset().success();
+    let on_one = (site.cluster.machine(), site.cluster.data_dir());
+    let mut clients = start_clients(&site.cluster, on_one, "one", &addresses);
+    let on_two = (site.two.machine(), site.two.data_dir());
+    clients.extend(start_clients(&site.cluster, on_two, "two", &addresses));
+    change_everything(&site.cluster, &clients);
+    site.two.kill();
+    site.two.start(&[]);
+    site.cluster.kill();
+    site.cluster.start();
+    stay_served(&site.cluster, &clients, "by crashes");
+    site.reset();
 }
