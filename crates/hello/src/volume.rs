@@ -135,9 +135,7 @@ fn empty(
             Err(error) => return Err(complaint(name, error)),
         }
         if depth >= DEPTH {
-            *moved += 1;
-            let up = CString::new(format!(".removing-{}-{moved}", std::process::id()))?;
-            renameat(here, name, volume, &up).map_err(|error| complaint(name, error))?;
+            move_up(volume, here, name, moved)?;
             continue;
         }
         let inner = enter(here, name).map_err(|error| complaint(name, error))?;
@@ -145,6 +143,23 @@ fn empty(
         unlinkat(here, name, AtFlags::REMOVEDIR).map_err(|error| complaint(name, error))?;
     }
     Ok(())
+}
+
+/// Moves a directory to the top of the volume, where the pod may have taken names.
+fn move_up(
+    volume: BorrowedFd<'_>,
+    here: BorrowedFd<'_>,
+    name: &CStr,
+    moved: &mut usize,
+) -> Result<(), Complaint> {
+    loop {
+        *moved += 1;
+        let up = CString::new(format!(".removing-{moved}"))?;
+        match renameat(here, name, volume, &up) {
+            Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => {}
+            other => return other.map_err(|error| complaint(name, error)),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -263,5 +278,18 @@ mod tests {
         }
         root.remove("pvc-1").unwrap();
         assert!(!root.0.join("pvc-1").exists());
+    }
+
+    #[test]
+    fn names_that_a_pod_took_do_not_keep_its_deep_directories() {
+        let root = Root::new("taken");
+        fs::write(root.0.join(".removing-1"), "x").unwrap();
+        fs::create_dir_all(root.0.join(".removing-2/full")).unwrap();
+        fs::create_dir(root.0.join("deep")).unwrap();
+        let volume = open(&root.0, OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let mut moved = 0;
+        move_up(volume.as_fd(), volume.as_fd(), c"deep", &mut moved).unwrap();
+        assert_eq!(moved, 3);
+        assert!(root.0.join(".removing-3").exists() && !root.0.join("deep").exists());
     }
 }

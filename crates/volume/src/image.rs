@@ -85,12 +85,16 @@ fn reserve(file: &File, bytes: u64, path: &Path) -> Result<()> {
         .map_err(|errno| Error::io("reserve the capacity of", path)(errno.into()))
 }
 
-/// A new volume is writable for every user, like a plain directory.
+/// A new volume is writable for every user, like a plain directory. What is in it otherwise is the
+/// pods', also in `lost+found`.
 fn open_to_all(dir: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
-    let entries = crate::entries(dir)?;
     let lost = dir.join("lost+found");
-    if entries.iter().any(|entry| *entry != lost) || entries.is_empty() {
+    let is_empty = || {
+        let is_dir = fs::symlink_metadata(&lost).is_ok_and(|found| found.is_dir());
+        is_dir && crate::entries(&lost).is_ok_and(|inside| inside.is_empty())
+    };
+    if crate::entries(dir)? != [lost.clone()] || !is_empty() {
         return Ok(());
     }
     let mode = fs::Permissions::from_mode(0o777);
@@ -130,4 +134,36 @@ fn begin_growth(dir: &Path, bytes: u64) -> Result<()> {
 fn end_growth(dir: &Path) -> Result<()> {
     let growing = dir.join(GROWING);
     fs::remove_file(&growing).map_err(Error::io("remove", &growing))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn only_a_new_volume_is_opened_to_all() {
+        let root = tempfile::tempdir().unwrap();
+        let volume = |name: &str| {
+            let dir = root.path().join(name);
+            fs::create_dir(&dir).unwrap();
+            fs::set_permissions(&dir, PermissionsExt::from_mode(0o700)).unwrap();
+            dir
+        };
+        let is_opened = |dir: &Path| {
+            open_to_all(dir).unwrap();
+            fs::metadata(dir).unwrap().permissions().mode() & 0o777 == 0o777
+        };
+        let new = volume("new");
+        fs::create_dir(new.join("lost+found")).unwrap();
+        assert!(is_opened(&new) && !new.join("lost+found").exists());
+        let (full, link, file) = (volume("full"), volume("link"), volume("file"));
+        fs::create_dir_all(full.join("lost+found/data")).unwrap();
+        symlink(&new, link.join("lost+found")).unwrap();
+        fs::write(file.join("lost+found"), "").unwrap();
+        for dir in [full, link, file, volume("empty")] {
+            assert!(!is_opened(&dir), "{}", dir.display());
+        }
+    }
 }

@@ -44,7 +44,7 @@ pub enum Error {
         /// The volume's name.
         volume: String,
         /// The field of its source.
-        kind: &'static str,
+        kind: String,
     },
     /// A ConfigMap, Secret or token that is not optional is missing.
     #[error("{kind} {name:?} not found")]
@@ -338,16 +338,26 @@ mod tests {
 
     #[test]
     fn a_volume_without_a_plugin_is_refused_by_its_type() {
-        let volume = Volume {
-            name: "data".into(),
-            persistent_volume_claim: Some(Default::default()),
-            ..Default::default()
-        };
-        let error = plugin_for(&volume).err().unwrap();
-        assert_eq!(
-            error.to_string(),
-            "volume \"data\" is of type persistentVolumeClaim, which this node does not support"
-        );
+        for (kind, source) in [
+            (
+                "persistentVolumeClaim",
+                serde_json::json!({"claimName": "c"}),
+            ),
+            (
+                "iscsi",
+                serde_json::json!({"targetPortal": "p", "iqn": "q", "lun": 1}),
+            ),
+            ("vsphereVolume", serde_json::json!({"volumePath": "p"})),
+            ("flocker", serde_json::json!({})),
+            ("gitRepo", serde_json::json!({"repository": "r"})),
+        ] {
+            let volume = serde_json::json!({"name": "data", kind: source});
+            let volume: Volume = serde_json::from_value(volume).unwrap();
+            let error = plugin_for(&volume).err().unwrap().to_string();
+            let expected =
+                format!("volume \"data\" is of type {kind}, which this node does not support");
+            assert_eq!(error, expected);
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -15,7 +16,7 @@ use machinery::{
 };
 
 use super::make_dir;
-use crate::{Error, MountOptions, Plugin, Request, Result, ownership};
+use crate::{Error, MountOptions, Plugin, Request, Result, ownership, remove_tree};
 
 const HUGE_PAGES: &str = "HugePages";
 
@@ -43,28 +44,53 @@ impl Plugin for EmptyDir {
         let limit = source
             .and_then(|s| s.size_limit.as_ref())
             .and_then(|limit| quantity::value(&limit.0));
+        let group = ownership::fs_group(request.pod);
+        let gid = group.map(|group| format!("gid={group}"));
+        let mut options: Vec<String> = gid.into_iter().collect();
         match medium {
-            "" => make_dir(dir, 0o777)?,
+            "" => make(dir, group)?,
             "Memory" => {
-                make_dir(dir, 0o777)?;
-                request.mounter.tmpfs(dir, memory_size(request, limit))?;
-                // Sticky, as the kernel creates it: a user cannot remove the files of other users.
-                make_dir(dir, 0o1777)?;
+                // Sticky: a user cannot remove the files of other users. New files get the group.
+                let mode = if group.is_some() { "3777" } else { "1777" };
+                options.push(format!("mode={mode}"));
+                let size = memory_size(request, limit);
+                options.extend(size.map(|size| format!("size={size}")));
+                mount(request, "tmpfs", &options)?;
             }
             medium => {
-                let size = format!("pagesize={}", page_size(request.pod, medium)?);
-                let options = MountOptions::new(&[size], false);
-                make_dir(dir, 0o777)?;
-                let source = Path::new("nodev");
-                request.mounter.mount(source, dir, "hugetlbfs", &options)?;
-                make_dir(dir, 0o777)?;
+                options.push("mode=777".to_owned());
+                options.push(format!("pagesize={}", page_size(request.pod, medium)?));
+                mount(request, "hugetlbfs", &options)?;
+                // Its mode has no bit for that.
+                if let Some(group) = group {
+                    ownership::give_to_group(dir, group, false)?;
+                }
             }
-        }
-        if let Some(group) = ownership::fs_group(request.pod) {
-            ownership::give_to_group(dir, group, false)?;
         }
         Ok(dir.to_owned())
     }
+}
+
+/// Makes a directory with its permissions at once: one that exists is complete, also if the last
+/// attempt was interrupted.
+fn make(dir: &Path, group: Option<u32>) -> Result<()> {
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    // No volume has such a name.
+    let fresh = dir.with_file_name(format!(".{name}.new"));
+    remove_tree(&fresh)?;
+    make_dir(&fresh, 0o777)?;
+    if let Some(group) = group {
+        ownership::give_to_group(&fresh, group, false)?;
+    }
+    fs::rename(&fresh, dir).map_err(Error::io("create", dir))
+}
+
+/// Mounts a file system that has its permissions from the beginning, also if this is interrupted.
+fn mount(request: &Request, kind: &str, options: &[String]) -> Result<()> {
+    make_dir(request.dir, 0o777)?;
+    let options = MountOptions::new(options, false);
+    let source = Path::new("nodev");
+    request.mounter.mount(source, request.dir, kind, &options)
 }
 
 /// A memory-backed volume is limited to the pod's memory limit, and that to the node's allocatable
@@ -130,7 +156,7 @@ fn page_size(pod: &Pod, medium: &str) -> Result<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::set_up;
+    use crate::{LinuxMounter, testing::set_up};
 
     #[test]
     fn huge_pages_have_the_size_that_the_pod_requests() {
@@ -180,13 +206,57 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_in_memory_is_sticky() {
+    fn a_volume_in_memory_is_sticky_limited_and_of_the_pods_group() {
+        use rustix::{mount::MountPropagationFlags, thread::UnshareFlags};
         use std::os::unix::fs::MetadataExt;
+        // The mounts exist only for this thread.
+        // SAFETY: only this thread's view of mounts and its working directory change.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.unwrap();
+        let private = MountPropagationFlags::REC | MountPropagationFlags::PRIVATE;
+        rustix::mount::mount_change("/", private).unwrap();
         let root = tempfile::tempdir().unwrap();
-        let dir = root.path().join("v");
-        let volume = serde_json::json!({"name": "v", "emptyDir": {"medium": "Memory"}});
-        set_up(volume, Default::default(), Default::default(), &dir).unwrap();
-        assert_eq!(std::fs::metadata(&dir).unwrap().mode() & 0o7777, 0o1777);
+        for (context, mode, group) in [
+            (serde_json::json!({}), 0o1777, 0),
+            (serde_json::json!({"fsGroup": 77}), 0o3777, 77),
+        ] {
+            let dir = root.path().join(group.to_string());
+            let volume = serde_json::json!({"name": "v",
+                "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}});
+            let pod = serde_json::json!({"spec": {"containers": [], "securityContext": context}});
+            let request = Request {
+                pod: &serde_json::from_value(pod).unwrap(),
+                volume: &serde_json::from_value(volume).unwrap(),
+                dir: &dir,
+                objects: &Default::default(),
+                node: &Default::default(),
+                mounter: &LinuxMounter,
+            };
+            EmptyDir.set_up(&request).unwrap();
+            let found = std::fs::metadata(&dir).unwrap();
+            assert_eq!((found.mode() & 0o7777, found.gid()), (mode, group));
+            let size = rustix::fs::statvfs(&dir).unwrap();
+            assert_eq!(size.f_blocks * size.f_frsize, 1 << 20);
+            // The files of a running pod are kept.
+            std::fs::write(dir.join("f"), "x").unwrap();
+            EmptyDir.set_up(&request).unwrap();
+            assert!(dir.join("f").exists());
+            EmptyDir.tear_down(&dir, &LinuxMounter).unwrap();
+            assert!(!dir.exists());
+        }
+    }
+
+    #[test]
+    fn what_an_interrupted_attempt_left_is_not_taken_for_the_volume() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        let root = tempfile::tempdir().unwrap();
+        let fresh = root.path().join(".v.new");
+        std::fs::create_dir(&fresh).unwrap();
+        std::fs::set_permissions(&fresh, PermissionsExt::from_mode(0o700)).unwrap();
+        let group = rustix::process::getgid().as_raw();
+        make(&root.path().join("v"), Some(group)).unwrap();
+        let made = std::fs::metadata(root.path().join("v")).unwrap();
+        assert_eq!((made.mode() & 0o7777, made.gid()), (0o2777, group));
+        assert!(!fresh.exists());
     }
 
     #[test]

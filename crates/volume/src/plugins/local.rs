@@ -185,7 +185,8 @@ impl StoragePlugin for Local {
     }
 }
 
-/// Bind mounts a directory unless that is done, and gives it to the pod's fsGroup.
+/// Bind mounts a directory unless that is done. It was given to the pod's fsGroup before: an
+/// interrupted change is repeated.
 fn bind(
     open: impl FnOnce() -> Result<OwnedFd>,
     dir: &Path,
@@ -197,15 +198,11 @@ fn bind(
         return Ok(());
     }
     let source = open()?;
-    fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-    mounter.bind(source.as_fd(), dir, options)?;
-    let owner = owner.filter(|pod| ownership::fs_group(pod).is_some());
-    let given = owner.map_or(Ok(()), |pod| ownership::apply_fs_group(dir, pod, false));
-    if given.is_err() {
-        // The next attempt starts over.
-        mounter.unmount_unused(dir)?;
+    if let Some(pod) = owner {
+        ownership::apply_fs_group_to(source.as_fd(), dir, pod, false)?;
     }
-    given
+    fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+    mounter.bind(source.as_fd(), dir, options)
 }
 
 /// Mounts a volume of the built-in provisioner with enforced capacity.

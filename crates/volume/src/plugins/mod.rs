@@ -38,62 +38,39 @@ pub const STORAGE: &[&dyn StoragePlugin] = &[
     &nfs::Nfs,
 ];
 
+/// The fields of a persistent volume that are no source.
+const OTHER_FIELDS: &[&str] = &[
+    "accessModes",
+    "capacity",
+    "claimRef",
+    "mountOptions",
+    "nodeAffinity",
+    "persistentVolumeReclaimPolicy",
+    "storageClassName",
+    "volumeAttributesClassName",
+    "volumeMode",
+];
+
 /// The field name of the source of a persistent volume, or of a pod's volume.
-pub(crate) fn storage_source_name(spec: &Spec) -> &'static str {
+pub(crate) fn storage_source_name(spec: &Spec) -> String {
     let found = spec.volume.as_ref().and_then(|volume| volume.spec.as_ref());
-    let Some(found) = found else {
-        return source_name(&spec.inline);
-    };
-    let sources: [(bool, &'static str); 18] = [
-        (found.csi.is_some(), "csi"),
-        (found.local.is_some(), "local"),
-        (found.host_path.is_some(), "hostPath"),
-        (found.nfs.is_some(), "nfs"),
-        (found.iscsi.is_some(), "iscsi"),
-        (found.fc.is_some(), "fc"),
-        (found.rbd.is_some(), "rbd"),
-        (found.cephfs.is_some(), "cephfs"),
-        (found.cinder.is_some(), "cinder"),
-        (found.flex_volume.is_some(), "flexVolume"),
-        (found.glusterfs.is_some(), "glusterfs"),
-        (found.azure_disk.is_some(), "azureDisk"),
-        (found.azure_file.is_some(), "azureFile"),
-        (
-            found.aws_elastic_block_store.is_some(),
-            "awsElasticBlockStore",
-        ),
-        (found.gce_persistent_disk.is_some(), "gcePersistentDisk"),
-        (found.vsphere_volume.is_some(), "vsphereVolume"),
-        (found.portworx_volume.is_some(), "portworxVolume"),
-        (found.storageos.is_some(), "storageos"),
-    ];
-    let mut set = sources.iter().filter(|(set, _)| *set);
-    set.next().map_or("unknown", |(_, name)| name)
+    match found {
+        Some(found) => first_field(found, OTHER_FIELDS),
+        None => source_name(&spec.inline),
+    }
 }
 
 /// The field name of a volume's source, for messages about unsupported volumes.
-pub(crate) fn source_name(volume: &Volume) -> &'static str {
-    let sources: [(bool, &'static str); 12] = [
-        (
-            volume.persistent_volume_claim.is_some(),
-            "persistentVolumeClaim",
-        ),
-        (volume.ephemeral.is_some(), "ephemeral"),
-        (volume.csi.is_some(), "csi"),
-        (volume.nfs.is_some(), "nfs"),
-        (volume.image.is_some(), "image"),
-        (volume.iscsi.is_some(), "iscsi"),
-        (volume.fc.is_some(), "fc"),
-        (volume.git_repo.is_some(), "gitRepo"),
-        (volume.rbd.is_some(), "rbd"),
-        (volume.cephfs.is_some(), "cephfs"),
-        (volume.flex_volume.is_some(), "flexVolume"),
-        (volume.glusterfs.is_some(), "glusterfs"),
-    ];
-    sources
-        .iter()
-        .find(|(set, _)| *set)
-        .map_or("unknown", |(_, name)| name)
+pub(crate) fn source_name(volume: &Volume) -> String {
+    first_field(volume, &["name"])
+}
+
+fn first_field(object: &impl serde::Serialize, other: &[&str]) -> String {
+    let object = serde_json::to_value(object).unwrap_or_default();
+    let fields = object.as_object().into_iter().flatten();
+    let mut sources = fields.filter(|(name, _)| !other.contains(&name.as_str()));
+    let first = sources.next().map(|(name, _)| name.clone());
+    first.unwrap_or_else(|| "unknown".to_owned())
 }
 
 fn make_dir(dir: &Path, mode: u32) -> Result<()> {

@@ -113,7 +113,7 @@ fn source_payload(request: &Request, source: &VolumeProjection, mode: i32) -> Re
     };
     Err(Error::Unsupported {
         volume: request.volume.name.clone(),
-        kind,
+        kind: kind.to_owned(),
     })
 }
 

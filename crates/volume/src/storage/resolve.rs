@@ -268,8 +268,12 @@ mod tests {
             ("iscsi", json!({"targetPortal": "p", "iqn": "q", "lun": 1})),
             ("fc", json!({})),
             ("rbd", json!({"monitors": [], "image": "i"})),
+            ("awsElasticBlockStore", json!({"volumeID": "v"})),
         ] {
-            let mut spec = json!({"claimRef": {"uid": "c1"}});
+            let mut spec = json!({"claimRef": {"uid": "c1"}, "accessModes": ["ReadWriteOnce"],
+                "capacity": {"storage": "1Gi"}, "mountOptions": ["ro"], "nodeAffinity": {},
+                "persistentVolumeReclaimPolicy": "Retain", "storageClassName": "s",
+                "volumeAttributesClassName": "a", "volumeMode": "Filesystem"});
             spec[field] = source;
             let claim = Arc::new(from(json!({"metadata": {"uid": "c1"}})));
             let found = Arc::new(from(json!({"metadata": {"name": "pv"}, "spec": spec})));

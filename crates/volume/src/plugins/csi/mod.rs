@@ -47,6 +47,9 @@ fn node(host: &dyn Host, driver: &str) -> Step<Arc<Node>> {
 }
 
 fn described(spec: &Spec, pod: &str) -> Step<Described> {
+    if spec.is_block {
+        paths::check_device_name(&spec.name).map_err(StepError::NotTried)?;
+    }
     let missing = || StepError::Failed("not a volume of a CSI driver".to_owned());
     Described::new(spec, pod).ok_or_else(missing)
 }

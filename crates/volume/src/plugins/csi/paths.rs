@@ -133,10 +133,29 @@ fn ignore_missing(removed: io::Result<()>, path: &Path) -> Result<()> {
     }
 }
 
-/// Every volume that may be staged according to the records.
+/// Rejects names of persistent volumes whose devices would be where those of all others are.
+pub(super) fn check_device_name(name: &str) -> std::result::Result<(), String> {
+    match name {
+        "staging" | "publish" => Err(format!(
+            "raw block volumes cannot have the name {name:?}: the directory of all of them has it"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Every volume that may be staged according to the records. A record counts only where the kubelet
+/// would write it: drivers can write to these directories, and what it names is removed later.
 pub(super) fn staged(root: &Path) -> Vec<Staged> {
     let mut found = Vec::new();
     let list = |dir: &Path| entries(dir).unwrap_or_default();
+    let is_in_place = |staged: &Staged, dir: &Path| match staged.is_block {
+        true => check_device_name(&staged.name).is_ok() && device_dir(root, &staged.name) == dir,
+        false => staging(root, &staged.volume, &staged.name, false).parent() == Some(dir),
+    };
+    let mut take = |dir: &Path, record: Option<Record>, is_block| {
+        let staged = record.and_then(|record| from_record(&record, is_block));
+        found.extend(staged.filter(|staged| is_in_place(staged, dir)));
+    };
     for driver in list(&plugin_dir(root)) {
         if driver.ends_with("volumeDevices") {
             continue;
@@ -146,11 +165,11 @@ pub(super) fn staged(root: &Path) -> Vec<Staged> {
                 remove_unrecorded(&volume);
                 continue;
             }
-            found.extend(load(&volume).and_then(|record| from_record(&record, false)));
+            take(&volume, load(&volume), false);
         }
     }
     for device in list(&devices(root)) {
-        found.extend(load(&device.join("data")).and_then(|record| from_record(&record, true)));
+        take(&device, load(&device.join("data")), true);
     }
     found
 }
@@ -233,6 +252,38 @@ mod tests {
         assert_eq!(found.len(), 2);
         assert!(found.iter().any(|one| one.is_block && one.name == "raw"));
         remove_record(dir.parent().unwrap()).unwrap();
+        assert_eq!(staged(root).len(), 1);
+    }
+
+    #[test]
+    fn records_that_a_driver_wrote_elsewhere_name_no_volume() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let record = |driver: &str, name: &str| {
+            let fields = [
+                ("driverName", driver),
+                ("volumeHandle", "h"),
+                ("specVolID", name),
+            ];
+            Record::from(fields.map(|(key, value)| (key.to_owned(), value.to_owned())))
+        };
+        let plugins = plugin_dir(root);
+        for (dir, record) in [
+            ("d.io/elsewhere", record("d.io", "pv")),
+            ("d.io/other", record("../../..", "pv")),
+            ("volumeDevices/raw/data", record("d.io", "../../../../pods")),
+            ("volumeDevices/raw2/data", record("d.io", "raw3")),
+            ("volumeDevices/staging/data", record("d.io", "staging")),
+        ] {
+            save(&plugins.join(dir), &record).unwrap();
+            let found = staged(root);
+            assert!(found.is_empty(), "{dir}: {found:?}");
+        }
+        save(
+            &plugins.join("volumeDevices/raw/data"),
+            &record("d.io", "raw"),
+        )
+        .unwrap();
         assert_eq!(staged(root).len(), 1);
     }
 }
