@@ -114,6 +114,11 @@ impl Etcd {
         assert!(sent.is_ok_and(|status| status.success()), "kill {signal}");
     }
 
+    /// Where a member of this machine keeps its data.
+    pub fn data_dir(&self, machine: &Machine) -> PathBuf {
+        data_dir(machine)
+    }
+
     /// The client URLs of the members.
     pub fn urls(&self) -> Vec<String> {
         let members = self.members.iter();

@@ -52,8 +52,8 @@ pub(super) struct Source {
 
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    /// The version to resume from is too old (410).
-    #[error("the server has forgotten this version: {0}")]
+    /// The version to resume from is too old (410), or unknown to a store that was restored (504).
+    #[error("the server does not have this version: {0}")]
     Expired(String),
     #[error("{0}: {1}")]
     Refused(u16, String),
@@ -482,7 +482,9 @@ async fn watch_until_expired(
 }
 
 fn refusal(code: u16, status: Status) -> Failure {
-    if code == 410 || status.reason == "Expired" || status.reason == "Gone" {
+    // As in client-go. The server has asked its store for the newest version.
+    let is_future = code == 504 && status.message.contains("Too large resource version");
+    if code == 410 || status.reason == "Expired" || status.reason == "Gone" || is_future {
         return Failure::Expired(status.message);
     }
     Failure::Refused(code, status.message)
@@ -656,6 +658,31 @@ mod tests {
         versions(&informer, &["8"]).await;
         let asked = asked.lock();
         assert!(asked[3].starts_with("/api/v1/namespaces/default/configmaps?limit=500"));
+        stop.cancel();
+    }
+
+    #[tokio::test]
+    async fn a_version_that_a_restored_store_never_had_leads_to_a_relist() {
+        let future = r#"{"code":504,"reason":"Timeout","message":"Too large resource version: 5, current: 3"}"#;
+        let (client, asked) = server(vec![
+            list(5, &[object("a", 1), object("b", 4)]),
+            json(
+                504,
+                r#"{"code":504,"reason":"Timeout","message":"overloaded"}"#.to_owned(),
+            ),
+            json(504, future.to_owned()),
+            list(3, &[object("a", 2)]),
+            watch(&[event("ADDED", &object("c", 4))]),
+        ]);
+        let stop = CancellationToken::new();
+        let context = Context::standalone("test", stop.clone());
+        let informer = Informer::<ConfigMap>::builder(client).start(&context);
+        versions(&informer, &["2", "4"]).await;
+        let asked = asked.lock();
+        for (number, version) in [(1, 5), (2, 5), (4, 3)] {
+            let from = format!("resourceVersion={version}");
+            assert!(asked[number].ends_with(&from), "{}", asked[number]);
+        }
         stop.cancel();
     }
 
