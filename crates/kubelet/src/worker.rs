@@ -1,8 +1,9 @@
 //! The worker of one pod: waits for messages, finished tasks and timers, observes the runtime,
 //! decides, acts, and writes the status. It ends when the pod is stopped and no source has it any more.
 //!
-//! All tasks are futures of the worker itself, so that a pod has one owner and a long image pull
-//! delays neither a readiness change nor a deletion. The pod's state is its [`Life`]; [`decide`]
+//! All tasks belong to the worker and end with it, so that a pod has one owner and a long image pull
+//! delays neither a readiness change nor a deletion. They run beside each other: the write of a status holds
+//! up no start. The pod's state is its [`Life`]; [`decide`]
 //! chooses the next actions and does not depend on the worker.
 
 mod actions;
@@ -26,10 +27,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use tokio::sync::mpsc;
+use tokio::{
+    sync::mpsc,
+    task::{JoinError, JoinSet},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -61,7 +64,7 @@ pub(crate) struct Worker {
     subject: Subject,
     inbox: mpsc::UnboundedReceiver<Message>,
     /// Running tasks; [`Memory::running`] has their keys.
-    work: FuturesUnordered<BoxFuture<'static, Done>>,
+    work: JoinSet<Done>,
     life: Life,
     memory: Memory,
     runtime: RuntimeView,
@@ -128,11 +131,12 @@ impl Worker {
                 longest_restart_delay: Some(core.settings().longest_restart_delay()),
                 cfs: core.settings().cfs_quota(),
                 pod_grows,
+                was_resized: pod_grows,
                 ..Memory::default()
             },
             core,
             inbox,
-            work: FuturesUnordered::new(),
+            work: JoinSet::new(),
             life: Life::Arrived,
             runtime: RuntimeView::default(),
             mounts: Mounts::default(),
@@ -180,15 +184,27 @@ impl Worker {
                 // The registry dropped this worker: another one has taken over.
                 None => std::future::pending().await,
             },
-            Some(done) = self.work.next(), if !self.work.is_empty() => self.finish(done),
+            Some(done) = self.work.join_next() => self.end_task(done),
             () = alarm => {}
         }
         // Handle everything that is queued before the next evaluation.
         while let Ok(message) = self.inbox.try_recv() {
             self.take(message);
         }
-        while let Some(Some(done)) = self.work.next().now_or_never() {
-            self.finish(done);
+        while let Some(done) = self.work.try_join_next() {
+            self.end_task(done);
+        }
+    }
+
+    /// Handles the end of a task. A panic in it is one of the worker.
+    fn end_task(&mut self, done: Result<Done, JoinError>) {
+        match done {
+            Ok(done) => self.finish(done),
+            Err(error) => {
+                if let Ok(panic) = error.try_into_panic() {
+                    std::panic::resume_unwind(panic);
+                }
+            }
         }
     }
 
@@ -271,9 +287,9 @@ impl Worker {
         self.admit().await;
         self.check_end();
         let now = self.core.now();
+        let seen_wake = self.keep_replaced(now);
         let size_wake = self.settle_size(now);
         self.keep_probes();
-        let seen_wake = self.keep_replaced(now);
         let decision = decide(&View {
             pod: self.subject.size.pod(),
             observed: &self.observed_for_decision(),

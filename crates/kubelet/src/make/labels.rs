@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
+use super::resources;
 use crate::pod::spec;
 
 pub const POD_NAME: &str = "io.kubernetes.pod.name";
@@ -15,6 +16,7 @@ pub const HASH: &str = "io.kubernetes.container.hash";
 pub const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 pub const MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
 pub const MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
+pub const MEMORY_REQUEST: &str = "io.kubernetes.container.memoryRequest";
 pub const GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
 
 /// Labels of the sandbox: the pod's own and its name, namespace and uid.
@@ -64,6 +66,10 @@ pub fn annotations(
         (RESTART_COUNT.into(), restart_count.to_string()),
         (MESSAGE_PATH.into(), path.into()),
         (MESSAGE_POLICY.into(), policy.into()),
+        (
+            MEMORY_REQUEST.into(),
+            resources::memory_request(container).to_string(),
+        ),
         (GRACE.into(), spec::grace_period(pod).to_string()),
     ])
 }

@@ -194,6 +194,8 @@ pub struct Bounds {
     pub cpu_shares: i64,
     pub cpu_quota: i64,
     pub memory: i64,
+    /// The request, which has no effect in a cgroup; `None` if it is unknown.
+    pub memory_request: Option<i64>,
 }
 
 impl From<&LinuxContainerResources> for Bounds {
@@ -202,6 +204,7 @@ impl From<&LinuxContainerResources> for Bounds {
             cpu_shares: resources.cpu_shares,
             cpu_quota: resources.cpu_quota.max(0),
             memory: resources.memory_limit_in_bytes.max(0),
+            memory_request: None,
         }
     }
 }
@@ -214,7 +217,26 @@ impl Bounds {
             cfs,
             page_sizes: &[],
         };
-        Self::from(&of_container(pod, container, node))
+        Self {
+            memory_request: Some(memory_request(container)),
+            ..Self::from(&of_container(pod, container, node))
+        }
+    }
+
+    /// Whether they are these, as far as they are known.
+    pub fn are(&self, wanted: &Self) -> bool {
+        let memory_request = self.memory_request.or(wanted.memory_request);
+        *wanted
+            == Self {
+                memory_request,
+                ..*self
+            }
+    }
+
+    /// Whether the memory request is known and another one.
+    pub fn requests_other_memory(&self, wanted: &Self) -> bool {
+        let own = self.memory_request;
+        own.is_some_and(|own| wanted.memory_request != Some(own))
     }
 
     /// The cpu request that corresponds to the shares, in millicores.
@@ -226,6 +248,11 @@ impl Bounds {
     pub fn cpu_limit(&self, cfs: CfsQuota) -> i64 {
         self.cpu_quota.saturating_mul(1000) / cfs.period.max(1)
     }
+}
+
+/// A container's memory request in bytes; zero without one.
+pub fn memory_request(container: &Container) -> i64 {
+    amount(container, "requests", "memory").unwrap_or(0)
 }
 
 /// The values of a cgroup above the containers. `None` leaves a value unchanged.

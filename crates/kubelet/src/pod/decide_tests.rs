@@ -444,6 +444,7 @@ fn a_resize_is_applied_in_place_or_by_a_restart() {
             cpu_shares: 512,
             cpu_quota: 0,
             memory,
+            memory_request: None,
         }),
         ..container("a", State::Running)
     };
@@ -454,6 +455,40 @@ fn a_resize_is_applied_in_place_or_by_a_restart() {
         actions(&with("RestartContainer"), vec![sized(1)]),
         ["kill a 30"]
     );
+}
+
+#[test]
+fn another_memory_request_alone_is_a_resize_too() {
+    let look = |policy: &str, held: Option<i64>, was_resized: bool| {
+        let resources = serde_json::json!({"requests": {"memory": "32Mi"}});
+        let pod = pod(
+            serde_json::json!({"containers": [{"name": "a", "resources": resources,
+            "resizePolicy": [{"resourceName": "memory", "restartPolicy": policy}]}]}),
+        );
+        let wanted = Bounds::wanted(
+            &pod,
+            &pod.spec.as_ref().unwrap().containers[0],
+            Default::default(),
+        );
+        let running = Container {
+            bounds: Some(Bounds {
+                memory_request: held,
+                ..wanted
+            }),
+            ..container("a", State::Running)
+        };
+        let memory = Memory {
+            was_resized,
+            ..ready()
+        };
+        short(&see(&pod, vec![running], &memory, None))
+    };
+    assert_eq!(look("RestartContainer", Some(1), true), ["kill a 30"]);
+    assert_eq!(look("NotRequired", Some(1), true), ["resize a"]);
+    assert!(look("RestartContainer", Some(32 << 20), true).is_empty());
+    // The container of an older kubelet, and one that was resized under an earlier kubelet.
+    assert!(look("RestartContainer", None, true).is_empty());
+    assert!(look("RestartContainer", Some(1), false).is_empty());
 }
 
 fn killed_to_restart(container: &Container) -> Memory {

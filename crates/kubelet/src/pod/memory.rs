@@ -117,8 +117,13 @@ pub struct Memory {
     pub replaced: BTreeMap<String, Replaced>,
     /// The resources that the runtime accepted, by container id.
     pub sizes: BTreeMap<String, Bounds>,
+    /// Ids of containers that a restart of the whole pod removed, by container name, until the next ones run.
+    pub reset: BTreeMap<String, String>,
     /// The pod's cgroup must be resized.
     pub pod_grows: bool,
+    /// Whether a resize was allocated or in progress since this kubelet has the pod. Without one, the memory requests
+    /// of running containers are those of the spec.
+    pub was_resized: bool,
     pub resize_failure: Option<ResizeFailure>,
     /// The last waiting reasons of the containers, by name: each new reason is reported in one event.
     pub announced: BTreeMap<String, Waiting>,
@@ -138,6 +143,17 @@ impl Memory {
     /// Whether a container of this name is being started.
     pub fn is_starting(&self, name: &str) -> bool {
         self.is_running(&Task::Start(name.to_owned()))
+    }
+
+    /// The resources of a container that are in effect. Values that the runtime accepted count even if it reports
+    /// others, since some runtimes round.
+    pub fn held(&self, container: &Container) -> Option<Bounds> {
+        let accepted = self.sizes.get(&container.id).copied();
+        let mut held = accepted.or(container.bounds)?;
+        if !self.was_resized {
+            held.memory_request = None;
+        }
+        Some(held)
     }
 
     /// Whether this container was killed in order to restart, so that its exit code does not

@@ -257,7 +257,12 @@ impl Container {
                 .resources
                 .as_ref()
                 .and_then(|resources| resources.linux.as_ref())
-                .map(Bounds::from),
+                .map(|linux| Bounds {
+                    memory_request: label(&status.annotations, labels::MEMORY_REQUEST)
+                        .parse()
+                        .ok(),
+                    ..Bounds::from(linux)
+                }),
             user: linux_user.map(|user| (user.uid, user.gid, user.supplemental_groups)),
             id: status.id,
             sandbox_id,

@@ -91,6 +91,10 @@ impl Worker {
             }
             Action::Reset { containers, crash } => {
                 self.memory.crashes.insert(crash.0, crash.1);
+                let all = self.runtime.observed.containers.iter();
+                let removed = all.filter(|seen| containers.contains(&seen.id));
+                let removed = removed.map(|seen| (seen.name.clone(), seen.id.clone()));
+                self.memory.reset.extend(removed);
                 async move {
                     tasks::remove_containers(&core, &containers).await;
                     Done::Ended(Task::Reset)
@@ -116,7 +120,7 @@ impl Worker {
             }
         };
         self.memory.running.insert(task, grace_of_kill);
-        self.work.push(future);
+        self.work.spawn(future);
     }
 
     fn kill(&mut self, action: Action) -> BoxFuture<'static, Done> {
@@ -210,9 +214,8 @@ impl Worker {
         self.memory.sizes.extend(sizes);
         self.memory.pod_grows |= error.is_some();
         let pod = &self.subject.pod;
-        match &error {
-            Some(error) => resize_events::failed(&self.core.events, pod, error),
-            None => resize_events::completed(&self.core.events, pod),
+        if let Some(error) = &error {
+            resize_events::failed(&self.core.events, pod, error);
         }
         let retry_at = self.core.now() + RESIZE_RETRY;
         self.memory.resize_failure = error.map(|message| ResizeFailure { message, retry_at });

@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::FutureExt;
 use jiff::Timestamp;
 use tracing::warn;
 
@@ -79,7 +78,7 @@ impl Worker {
         let stop = self.starts.clone();
         let refresh =
             async move { Done::Refreshed(volumes::set_up(&core, &pod, true, &stop).await) };
-        self.work.push(refresh.boxed());
+        self.work.spawn(refresh);
     }
 
     pub(super) fn finish_refresh(&mut self, outcome: Result<Mounted>) {

@@ -81,7 +81,9 @@ impl Worker {
         self.memory
             .probes
             .retain(|id, _| is_running(id) || is_replaced(id));
-        self.memory.sizes.retain(|id, _| is_running(id));
+        self.memory
+            .sizes
+            .retain(|id, _| is_running(id) || is_replaced(id));
         let fresh: Vec<Container> = observed
             .containers
             .iter()

@@ -4,7 +4,6 @@
 use std::{sync::Arc, time::Duration};
 
 use client::Api;
-use futures::FutureExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
@@ -143,13 +142,13 @@ impl Worker {
                 self.report.state = State::Busy;
                 self.report.sent = Some(text(&patch["status"]));
                 self.report.taken = Some(self.report.shared());
-                self.work.push(write(api, name, patch).boxed());
+                self.work.spawn(write(api, name, patch));
                 None
             }
             Next::Delete => {
                 self.report.state = State::Busy;
                 let uid = spec::uid(&shown).to_owned();
-                self.work.push(delete(api, name, uid).boxed());
+                self.work.spawn(delete(api, name, uid));
                 None
             }
         }

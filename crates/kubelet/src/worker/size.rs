@@ -15,7 +15,7 @@ use crate::{
     allocation::Allocation,
     make::resources::Bounds,
     pod::{
-        memory::Task,
+        memory::{Replaced, Task},
         observed::{Container as Seen, State},
         spec::{self, Role},
         status::Resize,
@@ -101,6 +101,7 @@ impl Worker {
         if Arc::ptr_eq(pod, &size.pod) && size.resize.is_none() {
             return None;
         }
+        let was_in_progress = matches!(size.resize, Some(Resize::InProgress { .. }));
         if Allocation::from_pod(pod) == Allocation::from_pod(&size.pod) {
             size.pod = pod.clone();
             size.resize = None;
@@ -114,10 +115,12 @@ impl Worker {
         if self.subject.size.resize.is_some() {
             return Some(now + RETRY);
         }
-        if self.is_resizing() {
+        if self.is_resizing(now) {
             let failure = self.memory.resize_failure.as_ref();
             let error = failure.map(|failure| failure.message.clone());
             self.subject.size.resize = Some(Resize::InProgress { error });
+        } else if was_in_progress && self.life.ending().is_none() {
+            resize_events::completed(&self.core.events, &self.subject.pod);
         }
         None
     }
@@ -133,6 +136,7 @@ impl Worker {
         if given != Allocation::from_pod(&size.pod) {
             given.write(&core.pod_dir(&self.subject.uid));
             self.memory.pod_grows = true;
+            self.memory.was_resized = true;
             self.memory.resize_failure = None;
             resize_events::started(&core.events, pod);
         }
@@ -170,7 +174,7 @@ impl Worker {
         let resizable = containers.filter(|(role, _)| *role != Role::Ephemeral);
         resizable.filter_map(|(_, container)| {
             let seen = self.runtime.observed.active(&container.name)?;
-            let held = self.memory.sizes.get(&seen.id).copied().or(seen.bounds)?;
+            let held = self.memory.held(seen)?;
             (seen.state == State::Running).then_some((container, seen, held))
         })
     }
@@ -185,14 +189,26 @@ impl Worker {
             .collect()
     }
 
-    /// Whether a resize is in progress: a running container or the pod does not have its allocated resources yet.
-    fn is_resizing(&self) -> bool {
+    /// Whether a resize is in progress: a running container or the pod does not have its allocated resources yet, or a
+    /// container was killed for it and the next one does not run yet. Until then the status shows the killed one.
+    fn is_resizing(&self, now: Timestamp) -> bool {
         let (pod, cfs) = (self.subject.size.pod(), self.memory.cfs);
         let differs = || {
             self.held_sizes()
-                .any(|(container, _, held)| held != Bounds::wanted(pod, &container, cfs))
+                .any(|(container, _, held)| !held.are(&Bounds::wanted(pod, &container, cfs)))
         };
-        self.memory.is_running(&Task::Resize) || self.memory.pod_grows || differs()
+        let restarts = || {
+            let killed = self.memory.replaced.values();
+            let mut shown = killed.filter(|killed| killed.shown_until.is_none_or(|at| now < at));
+            shown.any(|Replaced { was, .. }| {
+                let wanted = spec::find(pod, &was.name)
+                    .map(|(_, container)| Bounds::wanted(pod, &container, cfs));
+                let held = self.memory.held(was);
+                held.zip(wanted)
+                    .is_some_and(|(held, wanted)| !held.are(&wanted))
+            })
+        };
+        self.memory.is_running(&Task::Resize) || self.memory.pod_grows || differs() || restarts()
     }
 }
 

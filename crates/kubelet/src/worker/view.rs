@@ -64,6 +64,10 @@ impl Worker {
     /// one is missing.
     pub(super) fn keep_replaced(&mut self, now: Timestamp) -> Option<Timestamp> {
         let observed = &self.runtime.observed;
+        self.memory.reset.retain(|name, was| {
+            let next = observed.latest(name).filter(|next| next.id != *was);
+            next.is_none_or(|next| next.state == State::Created)
+        });
         let starting = &self.memory.running;
         self.memory.replaced.retain(|name, replaced| {
             let latest = observed.latest(name);

@@ -38,26 +38,20 @@ pub(super) fn resize(view: &View, decision: &mut Decision) {
     }
 }
 
-/// The resources that the runtime applied. Values that it accepted count even if it reports others,
-/// since some runtimes round.
-fn held_to(view: &View, seen: &Container) -> Option<Bounds> {
-    let accepted = view.memory.sizes.get(&seen.id).copied();
-    accepted.or(seen.bounds)
-}
-
 fn differs(view: &View, container: &Spec, seen: &Container) -> bool {
     let wanted = Bounds::wanted(view.pod, container, view.memory.cfs);
-    held_to(view, seen).is_some_and(|bounds| bounds != wanted)
+    let held = view.memory.held(seen);
+    held.is_some_and(|held| !held.are(&wanted))
 }
 
 /// Whether a resize of this container needs a restart.
 pub(super) fn needs_restart(view: &View, container: &Spec, seen: &Container) -> bool {
-    let Some(bounds) = held_to(view, seen) else {
+    let Some(bounds) = view.memory.held(seen) else {
         return false;
     };
     let wanted = Bounds::wanted(view.pod, container, view.memory.cfs);
     let cpu = (bounds.cpu_shares, bounds.cpu_quota) != (wanted.cpu_shares, wanted.cpu_quota);
-    let memory = bounds.memory != wanted.memory;
+    let memory = bounds.memory != wanted.memory || bounds.requests_other_memory(&wanted);
     container.resize_policy.iter().flatten().any(|policy| {
         policy.restart_policy == "RestartContainer"
             && ((cpu && policy.resource_name == "cpu")

@@ -146,17 +146,19 @@ fn set_size(facts: &Facts, container: &Spec, status: &mut ContainerStatus) {
     let allocated = container.resources.as_ref();
     status.allocated_resources = allocated.and_then(|resources| resources.requests.clone());
     status.resources = allocated.cloned();
-    let bounds = facts
-        .observed
-        .latest(&container.name)
-        .and_then(|seen| seen.bounds);
+    let seen = facts.observed.latest(&container.name);
+    let requested = seen.and_then(|seen| facts.memory.held(seen)?.memory_request);
+    let bounds = seen.and_then(|seen| seen.bounds).map(|bounds| Bounds {
+        memory_request: requested,
+        ..bounds
+    });
     let running = status
         .state
         .as_ref()
         .is_some_and(|state| state.running.is_some());
     let wanted = Bounds::wanted(facts.pod, container, facts.memory.cfs);
     if let (Some(resources), Some(bounds), true) = (&mut status.resources, bounds, running)
-        && bounds != wanted
+        && !bounds.are(&wanted)
     {
         let milli = |milli: i64| Quantity(format!("{milli}m"));
         let set = |list: &mut Option<BTreeMap<String, Quantity>>, key: &str, value: Quantity| {
@@ -172,6 +174,14 @@ fn set_size(facts: &Facts, container: &Spec, status: &mut ContainerStatus) {
                 &mut resources.limits,
                 "cpu",
                 milli(bounds.cpu_limit(facts.memory.cfs)),
+            );
+        }
+        if bounds.requests_other_memory(&wanted) {
+            let request = bounds.memory_request.unwrap_or_default();
+            set(
+                &mut resources.requests,
+                "memory",
+                Quantity(request.to_string()),
             );
         }
         if bounds.memory != wanted.memory {

@@ -150,8 +150,12 @@ fn set_phase(facts: &Facts, status: &mut PodStatus) {
     // Killed in order to restart, or being started: its exit code does not decide.
     let memory = facts.memory;
     let restarts_all = restart_all_source(facts.pod, facts.observed).is_some();
-    let restarts =
-        |name: &str| restarts_all || memory.replaced.contains_key(name) || memory.is_starting(name);
+    let restarts = |name: &str| {
+        restarts_all
+            || memory.replaced.contains_key(name)
+            || memory.reset.contains_key(name)
+            || memory.is_starting(name)
+    };
     let mut phase = phase::phase(facts.pod, &all, facts.terminal, initialized, &restarts);
     // A pod that was stopped before it ran has failed.
     if facts.terminal && !is_terminal(Some(phase)) && !spec::is_static(facts.pod) {

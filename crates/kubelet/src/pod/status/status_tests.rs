@@ -443,6 +443,29 @@ fn a_pod_whose_sidecar_restarts_all_containers_has_not_failed() {
 }
 
 #[test]
+fn a_pod_whose_containers_were_removed_to_restart_has_not_failed() {
+    let spec = serde_json::json!({"restartPolicy": "Never", "containers": [{"name": "a"}],
+        "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}]});
+    let ended = vec![
+        container("i", State::Exited, 0),
+        container("s", State::Exited, 42),
+        container("a", State::Exited, 137),
+    ];
+    let mut case = Case::new(spec, ended);
+    let before = case.status();
+    assert_eq!(before.phase.as_deref(), Some("Failed"));
+    case.pod.status = Some(PodStatus {
+        phase: Some("Running".into()),
+        ..before
+    });
+    // All are removed, and the init container has already run again.
+    case.observed = observed(vec![container("i", State::Exited, 0)]);
+    assert_eq!(case.status().phase.as_deref(), Some("Failed"));
+    case.memory.reset = [("a".into(), "old".into())].into();
+    assert_eq!(case.status().phase.as_deref(), Some("Running"));
+}
+
+#[test]
 fn the_end_before_a_restart_of_the_whole_pod_is_known_after_its_container_was_removed() {
     let spec = serde_json::json!({"containers": [{"name": "a"}]});
     let mut ended = Case::new(spec, vec![container("a", State::Exited, 42)]);
