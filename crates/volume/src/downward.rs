@@ -74,7 +74,7 @@ fn quote(text: &str) -> String {
 }
 
 /// The text of a container's resource, divided by the divisor and rounded up. A limit that is not
-/// set shows the node's allocatable amount.
+/// set shows the pod's, or else the node's allocatable amount.
 pub fn resource(
     pod: &Pod,
     selector: &ResourceFieldSelector,
@@ -97,12 +97,14 @@ pub fn resource(
     let container = containers
         .find(|container| container.name == name)
         .ok_or_else(|| Error::Resource(format!("container {name} not found")))?;
-    amount(container, selector, node)
+    let pod_limits = spec.and_then(|spec| spec.resources.as_ref()?.limits.as_ref());
+    amount(container, selector, pod_limits, node)
 }
 
 fn amount(
     container: &Container,
     selector: &ResourceFieldSelector,
+    pod_limits: Option<&BTreeMap<String, Quantity>>,
     node: &NodeFacts,
 ) -> Result<String> {
     let wrong = || Error::Resource(selector.resource.clone());
@@ -120,7 +122,14 @@ fn amount(
         .and_then(|r| r.requests.as_ref())
         .and_then(|l| l.get(resource));
     let found = match list {
-        "limits" => limit.or_else(|| node.allocatable.get(resource)),
+        "limits" if resource.starts_with("hugepages-") => limit,
+        "limits" => {
+            let of_pod = pod_limits.and_then(|limits| limits.get(resource));
+            let of_pod = of_pod.filter(|_| matches!(resource, "cpu" | "memory"));
+            let mut set = [limit, of_pod].into_iter().flatten();
+            set.find(|amount| quantity::millis(&amount.0).unwrap_or(0) != 0)
+                .or_else(|| node.allocatable.get(resource))
+        }
         "requests" => request,
         _ => return Err(wrong()),
     };
@@ -193,5 +202,38 @@ mod tests {
                 "{resource_name}"
             );
         }
+    }
+
+    #[test]
+    fn limits_fall_back_to_those_of_the_pod() {
+        let shown = |own: serde_json::Value, resource_name: &str| {
+            let pod = serde_json::from_value(serde_json::json!({"spec": {
+                "resources": {"limits": {"memory": "64Mi", "cpu": "0"}},
+                "containers": [{"name": "c", "resources": {"limits": own}}]}}));
+            let allocatable = [("memory", "1Gi"), ("cpu", "4"), ("ephemeral-storage", "5")];
+            let node = NodeFacts {
+                allocatable: allocatable
+                    .map(|(k, v)| (k.into(), Quantity(v.into())))
+                    .into(),
+                ..Default::default()
+            };
+            let selector = ResourceFieldSelector {
+                resource: resource_name.into(),
+                ..Default::default()
+            };
+            resource(&pod.unwrap(), &selector, Some("c"), &node).unwrap()
+        };
+        let none = serde_json::json!({});
+        assert_eq!(shown(none.clone(), "limits.memory"), (64 << 20).to_string());
+        assert_eq!(
+            shown(serde_json::json!({"memory": "1Mi"}), "limits.memory"),
+            (1 << 20).to_string()
+        );
+        assert_eq!(
+            shown(serde_json::json!({"memory": "0"}), "limits.memory"),
+            (64 << 20).to_string()
+        );
+        assert_eq!(shown(none.clone(), "limits.cpu"), "4");
+        assert_eq!(shown(none, "limits.ephemeral-storage"), "5");
     }
 }
