@@ -164,8 +164,11 @@ fn highest(versions: &[String]) -> Option<Vec<u32>> {
 
 /// Whether a driver takes the place of a registered one of the same name: after a restart of it,
 /// with the same socket, or with a higher version, as upstream. Others cannot take over its volumes.
+/// A registration that began before the known one is of a socket that was replaced meanwhile.
 fn may_replace(plugin: &Plugin, known: &Plugin) -> bool {
-    plugin.socket == known.socket || highest(&plugin.versions) > highest(&known.versions)
+    let is_later = plugin.id > known.id;
+    let is_restarted = plugin.socket == known.socket;
+    is_later && (is_restarted || highest(&plugin.versions) > highest(&known.versions))
 }
 
 impl Registrar {
@@ -413,14 +416,15 @@ mod tests {
 
     #[test]
     fn a_driver_does_not_take_the_name_of_a_registered_one() {
-        let plugin = |socket: &str, version: &str| Plugin {
-            id: 1,
+        let numbered = |id: u64, socket: &str, version: &str| Plugin {
+            id,
             name: "d".into(),
             socket: socket.into(),
             endpoint: String::new(),
             versions: vec![version.to_owned()],
         };
-        let known = plugin("/registry/d.sock", "1.2.0");
+        let plugin = |socket: &str, version: &str| numbered(2, socket, version);
+        let known = numbered(1, "/registry/d.sock", "1.2.0");
         assert!(!may_replace(&plugin("/registry/x.sock", "1.2.0"), &known));
         assert!(!may_replace(&plugin("/registry/x.sock", "1.0.0"), &known));
         assert!(
@@ -431,5 +435,11 @@ mod tests {
             may_replace(&plugin("/registry/x.sock", "1.3.0"), &known),
             "updated"
         );
+        // The socket was replaced while the driver took long to answer; if this registration
+        // replaced the later one, it would be removed at once, and the driver with it.
+        assert!(!may_replace(
+            &numbered(0, "/registry/d.sock", "1.2.0"),
+            &known
+        ));
     }
 }

@@ -50,25 +50,27 @@ fn said(error: kube::Error) -> String {
     }
 }
 
-/// Rejects a persistent volume whose node affinity excludes this node.
+/// Rejects a persistent volume whose node affinity excludes this node. Without the Node it is not
+/// known whether it does.
 pub(super) fn check_affinity(core: &Core, spec: &Spec) -> Result<()> {
     let found = spec.volume.as_ref().and_then(|volume| volume.spec.as_ref());
     let required = found.and_then(|found| found.node_affinity.as_ref()?.required.as_ref());
-    let node = core.nodes.get("", &core.config.node_name);
-    let (Some(required), Some(node)) = (required, node) else {
+    let Some(required) = required else {
         return Ok(());
     };
-    match admit::node_matches(required, &node) {
-        true => Ok(()),
-        false => Err(Error::Mount {
-            reason: super::failed_reason(spec),
-            message: format!(
-                "MountVolume.NodeAffinity check failed for volume {:?} : no matching NodeSelectorTerms",
-                spec.name
-            ),
-            is_waiting: true,
-        }),
-    }
+    let why = match core.nodes.get("", &core.config.node_name) {
+        Some(node) if admit::node_matches(required, &node) => return Ok(()),
+        Some(_) => "no matching NodeSelectorTerms",
+        None => "error retrieving node",
+    };
+    Err(Error::Mount {
+        reason: super::failed_reason(spec),
+        message: format!(
+            "MountVolume.NodeAffinity check failed for volume {:?} : {why}",
+            spec.name
+        ),
+        is_waiting: true,
+    })
 }
 
 /// Volumes whose claims cannot be used yet.
