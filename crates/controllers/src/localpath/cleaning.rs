@@ -27,7 +27,7 @@ const LAST_WAIT: Duration = Duration::from_secs(300);
 
 /// The location of volumes' data.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Site {
+pub(crate) struct Site {
     /// The node's name.
     pub node: String,
     /// Tells nodes of the same name apart.

@@ -32,7 +32,7 @@ const ENFORCE_PARAMETER: &str = "enforceCapacity";
 const ENFORCE_CAPACITY: &str = "mainstay.dev/enforce-capacity";
 
 /// Whether the binder has assigned the claim to this provisioner.
-pub(super) fn is_ours(claim: &PersistentVolumeClaim) -> bool {
+pub(crate) fn is_ours(claim: &PersistentVolumeClaim) -> bool {
     volume_name(claim).is_none()
         && claim.metadata.deletion_timestamp.is_none()
         && annotation(&claim.metadata, STORAGE_PROVISIONER) == Some(PROVISIONER)
@@ -40,7 +40,7 @@ pub(super) fn is_ours(claim: &PersistentVolumeClaim) -> bool {
 
 /// The next step for a claim.
 #[derive(Debug, PartialEq)]
-pub(super) enum Provision {
+pub(crate) enum Provision {
     /// Wait: the scheduler has not selected a node yet.
     Wait,
     /// Create this volume.
@@ -52,7 +52,7 @@ pub(super) enum Provision {
 }
 
 /// Decides about a claim of this provisioner; `node` is the selected node, if it exists.
-pub(super) fn provision(
+pub(crate) fn provision(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
     node: Option<&Node>,
@@ -236,7 +236,7 @@ pub(super) fn grown(
 
 /// Whether this provisioner must delete the volume and its data: it created it, no claim is bound,
 /// its reclaim policy is Delete, and it is not deleted yet.
-pub(super) fn is_to_delete(volume: &PersistentVolume) -> bool {
+pub(crate) fn is_to_delete(volume: &PersistentVolume) -> bool {
     let spec = volume.spec.as_ref();
     let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
     let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
@@ -247,6 +247,16 @@ pub(super) fn is_to_delete(volume: &PersistentVolume) -> bool {
         && (is_held || volume.metadata.deletion_timestamp.is_none())
 }
 
+/// Whether a volume that was to be deleted in the cache is to be deleted in the API server's
+/// current state, too: its policy may have become Retain meanwhile.
+pub(crate) fn is_still_to_delete(
+    cached: &PersistentVolume,
+    current: Option<&PersistentVolume>,
+) -> bool {
+    current
+        .is_some_and(|current| current.metadata.uid == cached.metadata.uid && is_to_delete(current))
+}
+
 fn has_finalizer(volume: &PersistentVolume) -> bool {
     let mut finalizers = volume.metadata.finalizers.iter().flatten();
     finalizers.any(|finalizer| finalizer == EXTERNAL_FINALIZER)
@@ -254,7 +264,7 @@ fn has_finalizer(volume: &PersistentVolume) -> bool {
 
 /// Whether a volume has this provisioner's finalizer but is not to be deleted by it: its reclaim
 /// policy was changed. Deleting the object then keeps the data.
-pub(super) fn is_to_release(volume: &PersistentVolume) -> bool {
+pub(crate) fn is_to_release(volume: &PersistentVolume) -> bool {
     let spec = volume.spec.as_ref();
     let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
     annotation(&volume.metadata, PROVISIONED_BY) == Some(PROVISIONER)
@@ -264,7 +274,7 @@ pub(super) fn is_to_release(volume: &PersistentVolume) -> bool {
 
 /// The next step for a volume to delete.
 #[derive(Debug, PartialEq)]
-pub(super) enum Deletion {
+pub(crate) enum Deletion {
     /// Remove its data on the node.
     Clean(Site),
     /// The node is gone, and the data with it: only delete the object.
@@ -274,7 +284,7 @@ pub(super) enum Deletion {
 }
 
 /// Decides about a volume that is to be deleted.
-pub(super) fn deletion<'a>(
+pub(crate) fn deletion<'a>(
     volume: &PersistentVolume,
     mut nodes: impl Iterator<Item = &'a Node>,
 ) -> Deletion {

@@ -6,7 +6,7 @@
 //! Claims and volumes share one queue; keys of volumes have no namespace.
 
 mod cleaning;
-mod decide;
+pub(crate) mod decide;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use k8s_openapi::api::{
     core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod},
     storage::v1::StorageClass,
 };
-use kube::{Resource, api::ObjectMeta};
+use kube::{Api, Resource, api::ObjectMeta};
 use parking_lot::Mutex;
 use reconcile::{
     Action, Controller, Error, Key, Kind, Recorder, Writer,
@@ -28,7 +28,9 @@ use crate::{
     shared::Shared,
 };
 use cleaning::{Failures, Site};
-use decide::{Deletion, Provision, is_ours, is_to_delete, is_to_release, wants_to_grow};
+use decide::{
+    Deletion, Provision, is_ours, is_still_to_delete, is_to_delete, is_to_release, wants_to_grow,
+};
 
 /// The name in [`crate::ALL`].
 pub const NAME: &str = "local-path";
@@ -60,6 +62,7 @@ pub fn class() -> StorageClass {
 }
 
 struct Provisioner {
+    client: kube::Client,
     claims: Writer<PersistentVolumeClaim>,
     volumes: Writer<PersistentVolume>,
     pods: Writer<Pod>,
@@ -74,6 +77,7 @@ struct Provisioner {
 /// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Provisioner {
+        client: shared.client(ACCOUNT),
         claims: shared.writer(ACCOUNT),
         volumes: shared.writer(ACCOUNT),
         pods: shared.writer(ACCOUNT),
@@ -277,6 +281,7 @@ impl Provisioner {
         };
         let there = volumes.iter().map(AsRef::as_ref).filter(is_there).collect();
         let batch = self.failures.lock().batch(there);
+        let batch = self.confirmed(batch).await?;
         if batch.is_empty() {
             return Ok(Action::Done);
         }
@@ -288,6 +293,23 @@ impl Provisioner {
             Err(error) if error.reason() == "AlreadyExists" => Ok(Action::After(WAIT)),
             other => other.map(|_| Action::After(WAIT)),
         }
+    }
+
+    /// The volumes that the API server, too, has as to be deleted: the cache may lag behind.
+    async fn confirmed<'a>(
+        &self,
+        volumes: Vec<&'a PersistentVolume>,
+    ) -> Result<Vec<&'a PersistentVolume>, Error> {
+        let api: Api<PersistentVolume> = Api::all(self.client.clone());
+        let current = volumes.iter().map(|volume| {
+            let name = volume.metadata.name.as_deref().unwrap_or_default();
+            api.get_opt(name)
+        });
+        let current = futures::future::try_join_all(current).await?;
+        let both = volumes.into_iter().zip(&current);
+        let confirmed =
+            both.filter(|(volume, current)| is_still_to_delete(volume, current.as_ref()));
+        Ok(confirmed.map(|(volume, _)| volume).collect())
     }
 
     /// Records events about the failures and deletes the pod, so that the next one can start.

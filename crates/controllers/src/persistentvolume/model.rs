@@ -1,11 +1,12 @@
-//! A model test of the binder: users, the scheduler, a provisioner and several workers act at
-//! random, and decisions are written late or never, as after a crash between two writes.
+//! A model test of the binder and the local-path provisioner: users, the scheduler, another
+//! provisioner and several workers act at random. Workers decide on caches that lag behind, each
+//! kind by itself, and decisions are written late or never, as after a crash between two writes.
 //! Invariants: no volume is bound to two claims, no claim changes its volume, and no data is
 //! deleted that is to be retained or that a claim still uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use reconcile::storage::{
     BOUND_BY_CONTROLLER, EXTERNAL_FINALIZER, PROVISIONED_BY, SELECTED_NODE, STORAGE_PROVISIONER,
@@ -14,17 +15,27 @@ use reconcile::storage::{
 use serde_json::json;
 
 use super::{claim, decision::Change, tests::Memory, volume, *};
+use crate::localpath::{
+    self,
+    decide::{self as local_path, Deletion, Provision},
+};
 
 const PROVISIONER: &str = "example.com/made";
+const POLICIES: [&str; 3] = ["Retain", "Delete", "Recycle"];
 
 struct Run {
     world: Memory,
+    /// What the workers see.
+    seen: Memory,
+    nodes: Vec<Node>,
     random: StdRng,
     /// Decisions that are not written yet.
     late: Vec<Change>,
     made: usize,
     /// The first volume of each claim, by uid.
     first: BTreeMap<String, String>,
+    /// How often data was removed, by source and policy.
+    removed: BTreeMap<String, usize>,
     log: Vec<String>,
 }
 
@@ -33,12 +44,18 @@ impl Run {
         let mut world = Memory::default();
         world.add_class("now", "Immediate", PROVISIONER);
         world.add_class("later", "WaitForFirstConsumer", PROVISIONER);
+        world.add_class("local", "WaitForFirstConsumer", localpath::PROVISIONER);
+        let node = json!({"metadata": {"name": "n1", "uid": "n",
+            "annotations": {(localpath::NODE_ROOT): "/data"}}});
         Self {
+            seen: world.clone(),
+            nodes: vec![serde_json::from_value(node).unwrap()],
             world,
             random: StdRng::seed_from_u64(seed),
             late: Vec::new(),
             made: 0,
             first: BTreeMap::new(),
+            removed: BTreeMap::new(),
             log: Vec::new(),
         }
     }
@@ -57,12 +74,13 @@ impl Run {
             return;
         }
         self.made += 1;
-        let class = self.one_of(&[json!(""), json!("now"), json!("later"), json!(null)]);
+        let classes = ["", "now", "later", "local"].map(|name| json!(name));
+        let class = self.one_of(&[&classes[..], &[json!(null)]].concat());
         let size = self.one_of(&["1Gi", "2Gi", "5Gi"]);
         let wanted = self
             .one_of(&["", "", "", "v0", "v1"])
             .filter(|name| !name.is_empty());
-        let uid = format!("uid-{}", self.made);
+        let uid = format!("00000000-0000-0000-0000-{:012}", self.made);
         let claim = json!({
             "metadata": {"name": name, "namespace": "default", "uid": uid},
             "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": class,
@@ -82,13 +100,17 @@ impl Run {
             .one_of(&["", "", "a", "b"])
             .filter(|name| !name.is_empty());
         let reserved = reserved.map(|name| json!({"namespace": "default", "name": name}));
+        let host_path = self
+            .random
+            .random_bool(0.5)
+            .then(|| json!({"path": "/tmp/x"}));
         let volume = json!({
             "metadata": {"name": name, "uid": format!("uid-{}", self.made)},
             "spec": {"accessModes": ["ReadWriteOnce"],
                      "capacity": {"storage": self.one_of(&["1Gi", "2Gi", "5Gi"])},
                      "storageClassName": self.one_of(&["", "now", "later"]),
-                     "persistentVolumeReclaimPolicy": self.one_of(&["Retain", "Delete"]),
-                     "claimRef": reserved},
+                     "persistentVolumeReclaimPolicy": self.one_of(&POLICIES),
+                     "hostPath": host_path, "claimRef": reserved},
         });
         self.world
             .put_volume(serde_json::from_value(volume).unwrap());
@@ -101,13 +123,13 @@ impl Run {
         }
     }
 
-    /// Changes the reclaim policy between Retain and Delete.
+    /// Changes the reclaim policy.
     fn user_changes_a_policy(&mut self) {
         let volumes: Vec<_> = self.world.volumes.values().cloned().collect();
         let Some(volume) = self.one_of(&volumes) else {
             return;
         };
-        let policy = self.one_of(&["Retain", "Delete"]).map(str::to_owned);
+        let policy = self.one_of(&POLICIES).map(str::to_owned);
         let mut changed = (*volume).clone();
         let spec = changed.spec.get_or_insert_default();
         spec.persistent_volume_reclaim_policy = policy;
@@ -133,7 +155,7 @@ impl Run {
         let Some(claim) = self.one_of(&claims) else {
             return;
         };
-        if is_fully_bound(&claim) || claim_class(&claim) != "later" {
+        if is_fully_bound(&claim) || !matches!(claim_class(&claim), "later" | "local") {
             return;
         }
         let labels = BTreeMap::new();
@@ -178,7 +200,49 @@ impl Run {
             .put_volume(serde_json::from_value(volume).unwrap());
     }
 
-    /// Deletes the data of a released volume, which cannot be undone.
+    fn local_path_makes_a_volume(&mut self) {
+        let claims: Vec<_> = self.seen.claims.values().cloned().collect();
+        let Some(claim) = self
+            .one_of(&claims)
+            .filter(|claim| local_path::is_ours(claim))
+        else {
+            return;
+        };
+        let class = self.seen.class(claim_class(&claim));
+        let selected = annotation(&claim.metadata, SELECTED_NODE);
+        let node = selected.and(self.nodes.first());
+        let made = local_path::provision(&claim, class.as_deref(), node);
+        if let Provision::Make(mut volume) = made {
+            let name = volume.metadata.name.clone().unwrap();
+            if !self.world.volumes.contains_key(&name) {
+                volume.metadata.uid = Some(name);
+                self.world.put_volume(*volume);
+            }
+        }
+    }
+
+    /// The local-path provisioner decides on its cache, and confirms before it removes data.
+    fn local_path_deletes_a_volume(&mut self) {
+        let volumes: Vec<_> = self.seen.volumes.values().cloned().collect();
+        let Some(volume) = self.one_of(&volumes) else {
+            return;
+        };
+        let name = volume.metadata.name.clone().unwrap();
+        if local_path::is_to_delete(&volume) {
+            let deletion = local_path::deletion(&volume, self.nodes.iter());
+            assert!(matches!(deletion, Deletion::Clean(_)), "{deletion:?}");
+            let current = self.world.volumes.get(&name);
+            if local_path::is_still_to_delete(&volume, current.map(AsRef::as_ref)) {
+                self.data_is_removed(&name);
+                self.world.volumes.remove(&name);
+            }
+        } else if local_path::is_to_release(&volume) {
+            let mut free = (*volume).clone();
+            free.metadata.finalizers = None;
+            self.late.push(Change::Volume(Box::new(free)));
+        }
+    }
+
     fn provisioner_deletes_a_volume(&mut self) {
         let volumes: Vec<_> = self.world.volumes.values().cloned().collect();
         let Some(volume) = self.one_of(&volumes) else {
@@ -186,49 +250,112 @@ impl Run {
         };
         let spec = volume.spec.as_ref().unwrap();
         let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
-        if !reconcile::storage::is_annotated(&volume.metadata, PROVISIONED_BY)
+        if annotation(&volume.metadata, PROVISIONED_BY) != Some(PROVISIONER)
             || phase != Some("Released")
             || spec.persistent_volume_reclaim_policy.as_deref() != Some("Delete")
         {
             return;
         }
         let name = volume.metadata.name.clone().unwrap();
-        let holders = self.world.claims.values().filter(|claim| {
-            let owner = claim_ref(&volume).and_then(uid);
+        self.data_is_removed(&name);
+        self.world.volumes.remove(&name);
+    }
+
+    /// The data of a volume is removed, which cannot be undone.
+    fn data_is_removed(&mut self, name: &str) {
+        let volume = &self.world.volumes[name];
+        let spec = volume.spec.as_ref().unwrap();
+        let policy = spec.persistent_volume_reclaim_policy.as_deref();
+        assert_ne!(
+            policy,
+            Some("Retain"),
+            "{name} is to be kept: {:#?}",
+            self.log
+        );
+        let owner = claim_ref(volume).and_then(uid);
+        let mut claims = self.world.claims.values();
+        let holder = claims.find(|claim| {
             is_fully_bound(claim)
-                && volume_name(claim) == Some(&name)
+                && volume_name(claim) == Some(name)
                 && claim.metadata.uid.as_deref() == owner
         });
-        assert_eq!(
-            holders.count(),
-            0,
+        assert!(
+            holder.is_none(),
             "data of {name} is in use: {:#?}",
             self.log
         );
-        self.world.volumes.remove(&name);
+        let kind = match (&spec.local, &spec.host_path) {
+            (Some(_), _) => "local-path".to_owned(),
+            (_, Some(_)) => format!("hostPath {}", policy.unwrap_or_default()),
+            _ => "external".to_owned(),
+        };
+        *self.removed.entry(kind).or_default() += 1;
+    }
+
+    /// A worker removes data of a volume, after it read volume and claim again.
+    fn worker_removes_data(&mut self, volume: &PersistentVolume, stays: bool) {
+        let name = volume.metadata.name.clone().unwrap();
+        let current = self.world.volumes.get(&name);
+        let is_current = current.is_some_and(|current| {
+            current.metadata.resource_version == volume.metadata.resource_version
+        });
+        let claim = claim_ref(volume)
+            .and_then(|reference| self.world.claims.get(reference.name.as_deref()?).cloned());
+        if !is_current || !super::reclaim::has_lost_its_claim(volume, claim.as_deref()) {
+            return;
+        }
+        self.data_is_removed(&name);
+        if stays {
+            let free = Box::new(volume::unbound(volume));
+            self.late.push(Change::Volume(free));
+        } else {
+            self.world.volumes.remove(&name);
+        }
     }
 
     /// A worker decides about one object. The decision is written now, later or never.
     fn worker_decides(&mut self) {
-        let is_claim = self.random.random_bool(0.5);
-        let decision = if is_claim {
-            let claims: Vec<_> = self.world.claims.values().cloned().collect();
+        let decision = if self.random.random_bool(0.5) {
+            let claims: Vec<_> = self.seen.claims.values().cloned().collect();
             let Some(claim) = self.one_of(&claims) else {
                 return;
             };
-            claim::decide(&claim, &self.world)
+            claim::decide(&claim, &self.seen)
         } else {
-            let volumes: Vec<_> = self.world.volumes.values().cloned().collect();
+            let volumes: Vec<_> = self.seen.volumes.values().cloned().collect();
             let Some(volume) = self.one_of(&volumes) else {
                 return;
             };
-            match volume::decide(&volume, &self.world, false) {
-                Decision::Confirm => volume::decide(&volume, &self.world, true),
+            match volume::decide(&volume, &self.seen, false) {
+                Decision::Confirm if self.is_claim_gone(&volume) => {
+                    volume::decide(&volume, &self.seen, true)
+                }
                 other => other,
             }
         };
-        if let Decision::Write(change, _) = decision {
-            self.late.push(change);
+        match decision {
+            Decision::Write(change, _) => self.late.push(change),
+            Decision::RemoveHostPath(volume) => self.worker_removes_data(&volume, false),
+            Decision::Recycle(volume) => self.worker_removes_data(&volume, true),
+            _ => {}
+        }
+    }
+
+    /// Asks the API server, not the cache.
+    fn is_claim_gone(&self, volume: &PersistentVolume) -> bool {
+        let reference = claim_ref(volume);
+        let name = reference.and_then(|reference| reference.name.as_deref());
+        let claim = name.and_then(|name| self.world.claims.get(name));
+        let owner = reference.and_then(uid);
+        claim.is_none_or(|claim| claim.metadata.uid.as_deref() != owner)
+    }
+
+    /// Events reach the caches of claims and volumes independently.
+    fn a_cache_catches_up(&mut self) {
+        if self.random.random_bool(0.5) {
+            self.seen.claims = self.world.claims.clone();
+        } else {
+            self.seen.volumes = self.world.volumes.clone();
         }
     }
 
@@ -245,7 +372,7 @@ impl Run {
     }
 
     fn step(&mut self) {
-        match self.random.random_range(0..20) {
+        match self.random.random_range(0..26) {
             0 => self.user_makes_a_claim(),
             1 => self.user_makes_a_volume(),
             2 if self.random.random_bool(0.5) => self.user_deletes_a_claim(),
@@ -254,7 +381,10 @@ impl Run {
             4 | 5 => self.scheduler_serves_a_claim(),
             6 => self.provisioner_makes_a_volume(),
             7 => self.provisioner_deletes_a_volume(),
-            8..13 => self.worker_decides(),
+            8 => self.local_path_makes_a_volume(),
+            9 => self.local_path_deletes_a_volume(),
+            10..15 => self.worker_decides(),
+            15..20 => self.a_cache_catches_up(),
             _ => self.something_is_written(),
         }
         self.check();
@@ -343,12 +473,25 @@ impl Run {
 #[test]
 fn random_events_never_bind_a_volume_to_two_claims_or_lose_data() {
     let is_soak = std::env::var_os("MAINSTAY_SOAK").is_some();
+    let mut removed: BTreeMap<String, usize> = BTreeMap::new();
     for seed in 0..if is_soak { 20_000 } else { 200 } {
         let mut run = Run::new(seed);
-        for _ in 0..400 {
+        for _ in 0..600 {
             run.step();
         }
         run.settle();
         run.check_settled();
+        for (kind, times) in run.removed {
+            *removed.entry(kind).or_default() += times;
+        }
+    }
+    for kind in [
+        "local-path",
+        "hostPath Delete",
+        "hostPath Recycle",
+        "external",
+    ] {
+        let times = removed.get(kind).copied().unwrap_or_default();
+        assert!(times > 20, "{removed:?}");
     }
 }

@@ -29,16 +29,13 @@ impl Binder {
         if version != cached.metadata.resource_version {
             return Ok(false);
         }
-        let Some((reference, owner)) = claim_ref(cached).and_then(|it| Some((it, uid(it)?))) else {
+        let Some(reference) = claim_ref(cached) else {
             return Ok(false);
         };
         let namespace = reference.namespace.as_deref().unwrap_or_default();
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), namespace);
         let claim = claims.get_opt(reference.name.as_deref().unwrap_or_default());
-        Ok(claim.await?.is_none_or(|claim| {
-            let is_elsewhere = volume_name(&claim).is_some_and(|bound| bound != name);
-            claim.metadata.uid.as_deref() != Some(owner) || is_elsewhere
-        }))
+        Ok(has_lost_its_claim(cached, claim.await?.as_ref()))
     }
 
     /// Takes the next step of recycling a volume.
@@ -186,6 +183,21 @@ impl Binder {
         }
         Ok(Action::After(RESYNC))
     }
+}
+
+/// Whether a volume was bound and the claim of that name is gone, another one, or bound elsewhere.
+pub(super) fn has_lost_its_claim(
+    volume: &PersistentVolume,
+    claim: Option<&PersistentVolumeClaim>,
+) -> bool {
+    let name = volume.metadata.name.as_deref();
+    let Some(owner) = claim_ref(volume).and_then(uid) else {
+        return false;
+    };
+    claim.is_none_or(|claim| {
+        let is_elsewhere = volume_name(claim).is_some_and(|bound| Some(bound) != name);
+        claim.metadata.uid.as_deref() != Some(owner) || is_elsewhere
+    })
 }
 
 /// Removes a file or a directory tree, without crossing mounts. As upstream only below a directory

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{decision::Change, *};
 
 /// Claims of one namespace, volumes and classes, with resourceVersions.
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(super) struct Memory {
     pub claims: BTreeMap<String, Arc<PersistentVolumeClaim>>,
     pub volumes: BTreeMap<String, Arc<PersistentVolume>>,
