@@ -1,13 +1,20 @@
 //! The kubelet's directory outside of the data directory: CSI drivers packaged elsewhere expect
 //! `/var/lib/kubelet`. A file in it names its owner, so that two kubelets never share one and
 //! `reset` removes no directory of another.
+//!
+//! Wherever it is, it is on a shared mount, as upstream's kubelet makes it: the mounts of CSI drivers,
+//! which run in containers, must appear on the node, also where `/` is a private mount.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
-use crate::{Error, marker::Marker};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use runtime::mount_table::MountEntry;
+use tracing::{info, warn};
+
+use crate::{Error, marker::Marker, reset::mount_table};
 
 /// The file with the data directory that owns the kubelet's directory.
 const OWNER: &str = "mainstay-data-dir";
@@ -63,6 +70,55 @@ pub(crate) fn claimed(data_dir: &Path, marker: Option<&Marker>) -> Option<PathBu
     is_owned(data_dir, &root).then_some(root)
 }
 
+/// Makes mounts below the directory propagate, unless they do. The directory becomes a mount of
+/// itself if it is none: how others propagate is not changed.
+pub(crate) fn share(root: &Path) -> Result<(), Error> {
+    let failed = |source| Error::Directory {
+        path: root.to_owned(),
+        source,
+    };
+    fs::create_dir_all(root).map_err(failed)?;
+    let root = &fs::canonicalize(root).map_err(failed)?;
+    let current = MountEntry::of(root).map_err(failed)?;
+    if current.is_shared {
+        return Ok(());
+    }
+    let is_below = |mount: &PathBuf| mount.starts_with(root) && mount != root;
+    let change = |source: Option<&Path>, flags| {
+        let none = None::<&str>;
+        mount(source, root, none, flags, none).map_err(|errno| failed(errno.into()))
+    };
+    if current.mount_point != *root {
+        if mount_table().iter().any(is_below) {
+            // They would be hidden.
+            warn!(root = %root.display(), "on a private mount with mounts of pods: mounts of CSI drivers do not propagate");
+            return Ok(());
+        }
+        change(Some(root), MsFlags::MS_BIND)?;
+    }
+    change(None, MsFlags::MS_SHARED | MsFlags::MS_REC)?;
+    info!(root = %root.display(), "made a shared mount");
+    Ok(())
+}
+
+/// Removes the mount that [`share`] made. Others at this path are not ours.
+pub(crate) fn unshare(root: &Path) -> Result<(), Error> {
+    let Ok(root) = fs::canonicalize(root) else {
+        return Ok(());
+    };
+    let is_ours = || {
+        let mount = MountEntry::of(&root);
+        mount.is_ok_and(|mount| mount.mount_point == root && mount.is_of_itself)
+    };
+    while is_ours() {
+        umount2(&root, MntFlags::MNT_DETACH).map_err(|errno| Error::Directory {
+            path: root.clone(),
+            source: errno.into(),
+        })?;
+    }
+    Ok(())
+}
+
 fn is_owned(data_dir: &Path, root: &Path) -> bool {
     let owner = fs::read(root.join(OWNER));
     owner.is_ok_and(|owner| owner == data_dir.as_os_str().as_encoded_bytes())
@@ -108,6 +164,54 @@ mod tests {
         let elsewhere = dir.path().join("elsewhere");
         assert!(refused(&other, &elsewhere).contains("reset the node"));
         assert!(!elsewhere.exists());
+    }
+
+    #[test]
+    fn mounts_below_the_directory_propagate_until_it_is_reset() {
+        use nix::sched::{CloneFlags, unshare as unshare_namespace};
+        let dir = tempfile::tempdir().unwrap();
+        let (root, other) = (dir.path().join("kubelet"), dir.path().join("other"));
+        // The thread has a mount namespace of its own.
+        let test = std::thread::spawn(move || {
+            unshare_namespace(CloneFlags::CLONE_NEWNS).unwrap();
+            let none = None::<&str>;
+            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+            mount(none, "/", none, private, none).unwrap();
+            let tmpfs = |at: &Path| {
+                fs::create_dir_all(at).unwrap();
+                mount(none, at, Some("tmpfs"), MsFlags::empty(), none).unwrap();
+            };
+            let count = |at: &Path| mount_table().iter().filter(|mount| *mount == at).count();
+            // Mounts of pods that already run are not hidden.
+            tmpfs(&root.join("pods"));
+            share(&root).unwrap();
+            assert!(!MountEntry::of(&root).unwrap().is_shared);
+            umount2(&root.join("pods"), MntFlags::empty()).unwrap();
+            share(&root).unwrap();
+            // A second start.
+            share(&root).unwrap();
+            assert_eq!(count(&root), 1);
+            fs::create_dir(&other).unwrap();
+            mount(Some(&root), &other, none, MsFlags::MS_BIND, none).unwrap();
+            tmpfs(&root.join("pods"));
+            assert_eq!(count(&other.join("pods")), 1, "it does not propagate");
+            umount2(&root.join("pods"), MntFlags::empty()).unwrap();
+            umount2(&other, MntFlags::empty()).unwrap();
+            unshare(&root).unwrap();
+            unshare(&root).unwrap();
+            assert_eq!(count(&root), 0);
+            // Mounts of the machine's owner stay.
+            mount(Some(&other), &root, none, MsFlags::MS_BIND, none).unwrap();
+            unshare(&root).unwrap();
+            assert_eq!(count(&root), 1);
+            umount2(&root, MntFlags::empty()).unwrap();
+            tmpfs(&root);
+            share(&root).unwrap();
+            unshare(&root).unwrap();
+            assert_eq!(count(&root), 1);
+            assert!(MountEntry::of(&root).unwrap().is_shared);
+        });
+        test.join().unwrap();
     }
 
     #[test]

@@ -21,6 +21,7 @@ use crate::{
     agent::{self, Membership},
     cni,
     control_plane::ControlPlane,
+    kubelet_root,
     marker::{self, Marker},
     peers::Peers,
     resolver::resolv_conf,
@@ -171,6 +172,7 @@ impl Node {
             };
             services.push(Rebuilt::new(current.clone(), Box::new(build))?);
         }
+        kubelet_root::share(&settings.kubelet_root)?;
         services.push(self.kubelet(settings, cgroup_root, socket, node_ip_changes));
         Ok(services)
     }

@@ -75,13 +75,14 @@ pub async fn run(data_dir: &Path) -> Result<Report, Error> {
         unmount_below(&mount_roots(data_dir, &state_dir, kubelet_root.as_deref()))?,
         "mount",
     );
+    let own_root = data_dir.join("kubelet");
+    kubelet_root::unshare(kubelet_root.as_deref().unwrap_or(&own_root))?;
     count(removed, groups.len(), "cgroup");
     for group in groups {
         remove_group(&group)?;
     }
     remove_tree(&state_dir, &mount_table(), &mut report)?;
-    let owner = kubelet_root.clone();
-    let owner = owner.unwrap_or_else(|| data_dir.join("kubelet"));
+    let owner = kubelet_root.clone().unwrap_or(own_root);
     remove_logs(Path::new(POD_LOGS_DIR), &owner, &mut report)?;
     if let Some(root) = &kubelet_root {
         remove_tree(root, &mount_table(), &mut report)?;
@@ -108,7 +109,8 @@ fn cgroup(id: &str, state_dir: &Path, marker: Option<&Marker>) -> String {
 }
 
 /// The directories below which our components mount: pods' volumes, containers' file systems,
-/// pinned namespaces. A mount at one of them, or above, is not ours.
+/// pinned namespaces. A mount at one of them, or above, is not ours, except the kubelet's
+/// directory on itself.
 fn mount_roots(data_dir: &Path, state_dir: &Path, kubelet_root: Option<&Path>) -> Vec<PathBuf> {
     let mut roots = vec![state_dir.to_owned()];
     roots.extend(kubelet_root.map(Path::to_owned));
@@ -284,8 +286,8 @@ fn remove_group(group: &Path) -> Result<(), Error> {
     }
 }
 
-/// Unmounts everything below the directories, the newest first. The directories themselves are not
-/// unmounted: we never mount there.
+/// Unmounts everything below the directories, the newest first, but not at the directories
+/// themselves.
 fn unmount_below(directories: &[PathBuf]) -> Result<usize, Error> {
     let mut mounts = mount_table();
     let is_below =
@@ -311,7 +313,7 @@ fn unmount_below(directories: &[PathBuf]) -> Result<usize, Error> {
 }
 
 /// Every mount point of this thread, the oldest first.
-fn mount_table() -> Vec<PathBuf> {
+pub(crate) fn mount_table() -> Vec<PathBuf> {
     mount_points(&fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default())
 }
 

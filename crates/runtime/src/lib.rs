@@ -16,6 +16,7 @@ mod helper;
 mod id;
 pub mod images;
 mod matching;
+pub mod mount_table;
 mod mounts;
 mod poll;
 mod pulls;

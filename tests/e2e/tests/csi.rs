@@ -122,3 +122,44 @@ fn a_volume_that_must_be_attached_is_attached_staged_published_and_detached_afte
     let row = row.display().to_string();
     assert_eq!(cluster.machine().run("cat", &[&row]).success(), "first\n");
 }
+
+/// A pod of a node driver that mounts for other pods below this directory.
+fn mounting_pod(name: &str, directory: &std::path::Path) -> Value {
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {"terminationGracePeriodSeconds": 1,
+            "containers": [{"name": "driver", "image": "mainstay.local/hello",
+                "args": ["sleep", "360843"], "securityContext": {"privileged": true},
+                "volumeMounts": [{"name": "shared", "mountPath": "/shared",
+                    "mountPropagation": "Bidirectional"}]}],
+            "volumes": [{"name": "shared", "hostPath": {"path": directory}}]}})
+}
+
+#[test]
+fn what_a_driver_in_a_pod_mounts_is_on_the_node_and_a_private_mount_is_refused() {
+    let cluster = Cluster::up();
+    let plugins = cluster.data_dir().join("kubelet/plugins");
+    // The machine has no shared mounts but the kubelet's.
+    let disk = cluster.machine().disk();
+    for (name, directory) in [("inside", &plugins), ("outside", &disk)] {
+        let pod = mounting_pod(name, directory).to_string();
+        cluster.kubectl_stdin(&["apply", "-f", "-"], &pod).success();
+    }
+    ready_pods(&cluster, "app=inside", 1);
+    let table = hello(&cluster, "inside", &["cat", "/proc/self/mountinfo"]).success();
+    let mut lines = table
+        .lines()
+        .map(|line| line.split(' ').collect::<Vec<_>>());
+    let line = lines
+        .find(|words| words[4] == "/shared")
+        .expect("the volume");
+    let is_shared = line.iter().any(|word| word.starts_with("shared:"));
+    assert!(is_shared, "{line:?}");
+    let expected = format!("path {disk:?} is mounted on {disk:?} but it is not a shared mount");
+    eventually("the refusal", || {
+        let waiting =
+            &cluster.get(&["pod", "outside"])["status"]["containerStatuses"][0]["state"]["waiting"];
+        let said = waiting["message"].as_str().unwrap_or_default();
+        let is_refused = waiting["reason"] == "CreateContainerError" && said.contains(&expected);
+        is_refused.then_some(()).ok_or_else(|| waiting.to_string())
+    });
+}

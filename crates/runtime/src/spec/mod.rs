@@ -9,6 +9,7 @@ mod devices;
 mod mounts;
 mod namespaces;
 mod process;
+mod propagation;
 mod resources;
 mod seccomp;
 pub(crate) mod syscalls;

@@ -9,7 +9,10 @@ use std::{
 use cri::v1::{LinuxContainerSecurityContext, Mount, MountPropagation};
 use serde_json::{Value, json};
 
-use super::Inputs;
+use super::{
+    Inputs,
+    propagation::{self, Propagation},
+};
 use crate::error::{Error, Result};
 
 /// An image volume.
@@ -48,8 +51,8 @@ pub(super) fn mounts(
     kept.sort_by_key(|entry| place(entry).components().count());
     let propagation = match propagation {
         None => "private",
-        Some(Wants::Slave) => "slave",
-        Some(Wants::Shared) => "shared",
+        Some(Propagation::Slave) => "slave",
+        Some(Propagation::Shared) => "shared",
     };
     Ok(Mounts {
         list: kept,
@@ -109,13 +112,7 @@ fn pod_files(inputs: &Inputs<'_>, security: &LinuxContainerSecurityContext) -> V
     ]
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Wants {
-    Slave,
-    Shared,
-}
-
-fn requested(mount: &Mount, inputs: &Inputs<'_>) -> Result<(Value, Option<Wants>)> {
+fn requested(mount: &Mount, inputs: &Inputs<'_>) -> Result<(Value, Option<Propagation>)> {
     let destination = mount.container_path.as_str();
     if !destination.starts_with('/') {
         return Err(Error::Invalid(format!(
@@ -132,11 +129,14 @@ fn requested(mount: &Mount, inputs: &Inputs<'_>) -> Result<(Value, Option<Wants>
     };
     let mode = MountPropagation::try_from(mount.propagation)
         .map_err(|_| Error::Invalid(format!("unknown propagation {}", mount.propagation)))?;
-    let (propagation, wants) = match mode {
+    let (option, wants) = match mode {
         MountPropagation::PropagationPrivate => ("rprivate", None),
-        MountPropagation::PropagationHostToContainer => ("rslave", Some(Wants::Slave)),
-        MountPropagation::PropagationBidirectional => ("rshared", Some(Wants::Shared)),
+        MountPropagation::PropagationHostToContainer => ("rslave", Some(Propagation::Slave)),
+        MountPropagation::PropagationBidirectional => ("rshared", Some(Propagation::Shared)),
     };
+    if let Some(wanted) = wants {
+        propagation::check(&source, wanted)?;
+    }
     let readonly = mount.readonly || image.is_some();
     if mount.recursive_read_only && (!mount.readonly || wants.is_some()) {
         let message = "a recursive read-only mount must be read-only and not propagated";
@@ -147,7 +147,7 @@ fn requested(mount: &Mount, inputs: &Inputs<'_>) -> Result<(Value, Option<Wants>
         (true, false) => "ro",
         (false, false) => "rw",
     };
-    let mut options = vec!["rbind", propagation, access];
+    let mut options = vec!["rbind", option, access];
     options.extend(mount.mount_options.iter().map(String::as_str));
     let entry = json!({
         "destination": destination, "type": "bind", "source": source, "options": options,

@@ -6,7 +6,7 @@ use std::{fs, os::unix::fs::MetadataExt, path::Path};
 use cri::v1;
 
 use crate::{
-    effects::security,
+    effects::{Share, security},
     support::{Node, container_config, sandbox_config},
 };
 
@@ -40,9 +40,10 @@ async fn a_volume_at_dev_is_used_as_it_is_and_nothing_in_it_changes() {
         host_path: host.display().to_string(),
         ..Default::default()
     };
+    let share = Share::new(node.root.join("share"));
     let before = touched_by_libcontainer();
     let mut config = container_config("dev", &["sleep"]);
-    let mut both = bound(&node.root, "/both");
+    let mut both = bound(&share.0, "/both");
     both.propagation = v1::MountPropagation::PropagationBidirectional.into();
     config.mounts = vec![bound(Path::new("/dev"), "/dev"), both];
     security(&mut config).privileged = true;
@@ -61,6 +62,11 @@ async fn a_volume_at_dev_is_used_as_it_is_and_nothing_in_it_changes() {
     assert_eq!(table.lines().find(leaked), None);
 
     config.metadata.as_mut().unwrap().name = "wide".into();
+    // Below a shared mount it is shared, too.
+    let shared_dev = share.0.join("late");
+    let (none, flags) = (None::<&str>, nix::mount::MsFlags::MS_BIND);
+    nix::mount::mount(Some("/dev"), &shared_dev, none, flags, none).unwrap();
+    config.mounts[0].host_path = shared_dev.display().to_string();
     config.mounts[0].propagation = v1::MountPropagation::PropagationBidirectional.into();
     let wide = node.create(&pod, config).await;
     let refused = node.try_start(&wide).await.unwrap_err();

@@ -180,10 +180,10 @@ async fn groups_of_the_image_count_unless_the_pod_is_strict() {
 }
 
 /// A shared mount of the node with a mount inside, removed even if the test fails.
-struct Share(PathBuf);
+pub(crate) struct Share(pub PathBuf);
 
 impl Share {
-    fn new(path: PathBuf) -> Self {
+    pub(crate) fn new(path: PathBuf) -> Self {
         let none = None::<&str>;
         fs::create_dir_all(&path).unwrap();
         mount(Some("tmpfs"), &path, Some("tmpfs"), MsFlags::empty(), none).unwrap();

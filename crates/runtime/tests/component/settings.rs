@@ -152,6 +152,40 @@ async fn each_mount_has_the_propagation_it_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_volume_on_a_private_mount_cannot_propagate() {
+    let node = Node::start().await;
+    let pod = node.run_sandbox(sandbox_config(&node, "private")).await;
+    let share = node.root.join("share");
+    let mut mounted = Mounted(Vec::new());
+    mounted.tmpfs(&share, "size=64k");
+    let none = None::<&str>;
+    mount(none, &share, none, MsFlags::MS_PRIVATE, none).unwrap();
+    fs::create_dir(share.join("data")).unwrap();
+    for (propagation, kinds) in [
+        (
+            v1::MountPropagation::PropagationHostToContainer,
+            "shared or slave",
+        ),
+        (v1::MountPropagation::PropagationBidirectional, "shared"),
+    ] {
+        let mut config = container_config(kinds, &["sleep"]);
+        config.mounts = vec![v1::Mount {
+            container_path: "/data".into(),
+            host_path: share.join("data").display().to_string(),
+            propagation: propagation.into(),
+            ..Default::default()
+        }];
+        security(&mut config).privileged = true;
+        let refused = node.try_create(&pod, config).await.unwrap_err();
+        let expected = format!(
+            "path {:?} is mounted on {share:?} but it is not a {kinds} mount",
+            share.join("data")
+        );
+        assert!(refused.message().contains(&expected), "{refused}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn devices_can_be_used_as_permitted_and_others_not_at_all() {
     let source = "/dev/loop-control";
     assert!(fs::metadata(source).unwrap().file_type().is_char_device());
