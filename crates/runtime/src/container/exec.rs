@@ -8,7 +8,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::{io::AsyncReadExt, net::unix::pipe, sync::oneshot};
+use tokio::{
+    io::AsyncReadExt,
+    net::unix::pipe,
+    sync::{Semaphore, oneshot},
+};
 use tracing::debug;
 
 use super::Container;
@@ -25,8 +29,16 @@ use crate::{
     spec,
 };
 
-/// The maximum output of ExecSync.
-const MAX_OUTPUT: u64 = 16 * 1024 * 1024;
+/// The maximum output of ExecSync, for each of the two streams.
+const MAX_OUTPUT: usize = 16 * 1024 * 1024;
+
+/// The maximum output that all running ExecSyncs keep together, beyond the first [`ALWAYS_KEPT`] bytes of each stream:
+/// hooks may write and run as long as their containers want, and there may be many.
+pub(crate) const ALL_OUTPUT: usize = 64 * 1024 * 1024;
+const ALWAYS_KEPT: usize = 16 * 1024;
+
+/// How much is read at a time.
+const CHUNK: usize = 4096;
 
 /// How long output is read after a command has ended: its child processes may keep the streams
 /// open.
@@ -140,7 +152,8 @@ impl Engine {
             stderr: err,
         };
         let mut session = self.exec(&container, command, Some(stdio)).await?;
-        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let room = &self.exec_output;
+        let (mut out, mut err) = (Kept::new(room), Kept::new(room));
         let streams = async {
             tokio::join!(read(stdout, &mut out), read(stderr, &mut err));
         };
@@ -148,8 +161,8 @@ impl Engine {
         match exit {
             Some(exit) => Ok(ExecOutput {
                 code: exit?.code,
-                stdout: out,
-                stderr: err,
+                stdout: out.into_bytes(),
+                stderr: err.into_bytes(),
             }),
             None => {
                 if let Err(error) = session.kill().await {
@@ -195,11 +208,65 @@ fn pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
     Ok((pipe::Receiver::from_owned_fd(reader.into())?, writer.into()))
 }
 
-/// Reads to the end; output beyond the limit is discarded, so that the command does not block.
-async fn read(mut pipe: pipe::Receiver, bytes: &mut Vec<u8>) {
+/// Reads to the end; output beyond the limits is discarded, so that the command does not block.
+async fn read(mut pipe: pipe::Receiver, kept: &mut Kept<'_>) {
+    let mut chunk = vec![0; CHUNK];
     // Keep what was read before an error.
-    let _ = (&mut pipe).take(MAX_OUTPUT).read_to_end(bytes).await;
-    let _ = tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await;
+    while let Ok(length @ 1..) = pipe.read(&mut chunk).await {
+        kept.push(&chunk[..length]);
+    }
+}
+
+/// The output of one stream.
+struct Kept<'a> {
+    bytes: Vec<u8>,
+    /// What all streams may keep together.
+    room: &'a Semaphore,
+    /// How much of it this one has.
+    taken: usize,
+    is_full: bool,
+}
+
+impl<'a> Kept<'a> {
+    fn new(room: &'a Semaphore) -> Self {
+        Self {
+            bytes: Vec::new(),
+            room,
+            taken: 0,
+            is_full: false,
+        }
+    }
+
+    /// Keeps the bytes, or nothing more if there is no room for them.
+    fn push(&mut self, bytes: &[u8]) {
+        let all = self.bytes.len() + bytes.len();
+        self.is_full =
+            self.is_full || all > MAX_OUTPUT || (all > ALWAYS_KEPT && !self.take(bytes.len()));
+        if !self.is_full {
+            self.bytes.extend_from_slice(bytes);
+        }
+    }
+
+    fn take(&mut self, count: usize) -> bool {
+        let permits = u32::try_from(count).ok();
+        let room = permits.and_then(|count| self.room.try_acquire_many(count).ok());
+        let is_there = room.is_some();
+        if let Some(room) = room {
+            room.forget();
+            self.taken += count;
+        }
+        is_there
+    }
+
+    fn into_bytes(mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
+    }
+}
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
+        self.room.add_permits(self.taken);
+    }
 }
 
 #[cfg(test)]
@@ -216,5 +283,27 @@ mod tests {
         assert_eq!(wait(ready(()), ready(3), Duration::ZERO).await, Some(3));
         assert_eq!(wait(ready(()), pending::<u8>(), short).await, None);
         assert_eq!(wait(pending(), pending::<u8>(), short).await, None);
+    }
+
+    #[test]
+    fn all_commands_together_keep_no_more_output_than_there_is_room_for() {
+        let room = Semaphore::new(100);
+        let (mut loud, mut late) = (Kept::new(&room), Kept::new(&room));
+        loud.push(&[b'a'; ALWAYS_KEPT]);
+        loud.push(&[b'b'; 90]);
+        loud.push(&[b'c'; 11]);
+        // What follows a gap is not kept, though it would fit.
+        loud.push(b"d");
+        late.push(&[b'a'; ALWAYS_KEPT]);
+        late.push(&[b'b'; 11]);
+        assert_eq!(loud.bytes.len(), ALWAYS_KEPT + 90);
+        assert_eq!(late.into_bytes().len(), ALWAYS_KEPT);
+        assert_eq!(room.available_permits(), 10);
+        assert!(loud.into_bytes().ends_with(b"b"));
+        assert_eq!(room.available_permits(), 100);
+        let room = Semaphore::new(ALL_OUTPUT);
+        let mut endless = Kept::new(&room);
+        (0..2 * MAX_OUTPUT / CHUNK).for_each(|_| endless.push(&[0; CHUNK]));
+        assert_eq!(endless.bytes.len(), MAX_OUTPUT);
     }
 }

@@ -14,7 +14,7 @@ use std::{
 };
 
 use cri::v1::{ContainerConfig, LinuxContainerResources};
-pub(crate) use exec::Process;
+pub(crate) use exec::{ALL_OUTPUT, Process};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;

@@ -11,11 +11,11 @@ use cri::v1::ContainerEventResponse;
 use lifecycle::Context;
 use parking_lot::{Mutex, RwLock};
 use stdx::Blocking;
-use tokio::sync::{broadcast, oneshot};
+use tokio::sync::{Semaphore, broadcast, oneshot};
 
 use crate::{
     config::Config,
-    container::Container,
+    container::{ALL_OUTPUT, Container},
     error::{Error, Result},
     images::Images,
     reexec::Program,
@@ -51,6 +51,8 @@ pub(crate) struct Engine {
     /// Held while an event's statuses are read and sent, so that events are in the order of their
     /// statuses.
     announcing: Mutex<()>,
+    /// The bytes of output that commands may still keep.
+    pub(crate) exec_output: Semaphore,
     /// The lowest `oom_score_adj` that this process may set, if it is limited.
     pub(crate) lowest_oom_score: Option<i32>,
     /// The disk usage of images and containers.
@@ -84,6 +86,7 @@ impl Engine {
             containers: RwLock::default(),
             events: broadcast::Sender::new(EVENT_BACKLOG),
             announcing: Mutex::default(),
+            exec_output: Semaphore::new(ALL_OUTPUT),
             lowest_oom_score: lowest_oom_score(),
             images_size: Measured::default(),
             containers_size: Measured::default(),
