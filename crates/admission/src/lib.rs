@@ -44,6 +44,7 @@ mod taint_nodes_by_condition;
 #[cfg(test)]
 mod testing;
 mod timing;
+mod warnings;
 mod webhook;
 
 use std::{net::IpAddr, sync::Arc, time::Instant};
@@ -62,6 +63,7 @@ pub use reinvocation::Reinvocation;
 pub use request_options::{DeleteOptions, Preconditions, RequestOptions};
 use timing::Phase;
 pub use timing::Timing;
+use warnings::Warnings;
 pub use webhook::{
     Endpoints, Metrics as WebhookMetrics, Shared as WebhookShared, check as check_webhooks,
 };
@@ -160,7 +162,7 @@ pub trait AuditTrail: Send + Sync {
 #[derive(Default)]
 pub struct Effects {
     /// Guards the Warning headers so far.
-    warnings: Mutex<Vec<String>>,
+    warnings: Mutex<Warnings>,
     /// Guards the operations that join the write's transaction.
     ops: Mutex<Vec<Op<Draft>>>,
     /// The audit event of the request, if it is audited.
@@ -207,7 +209,7 @@ impl Effects {
 
     /// Sends a Warning header with the response.
     pub fn warn(&self, text: impl Into<String>) {
-        self.warnings.lock().push(text.into());
+        self.warnings.lock().add(text.into());
     }
 
     /// Adds an operation to the write's transaction (a quota's new usage). If its precondition
@@ -218,14 +220,7 @@ impl Effects {
 
     /// The warnings so far, deduplicated.
     pub fn take_warnings(&self) -> Vec<String> {
-        let mut warnings = std::mem::take(&mut *self.warnings.lock());
-        if warnings.len() < 2 {
-            return warnings;
-        }
-        // Each warning is sent once.
-        let mut seen = std::collections::HashSet::new();
-        warnings.retain(|warning| seen.insert(warning.clone()));
-        warnings
+        std::mem::take(&mut *self.warnings.lock()).into_texts()
     }
 
     /// The operations so far.

@@ -26,6 +26,8 @@ pub(crate) const NAME: &str = "ValidatingAdmissionPolicy";
 
 /// The longest value of an audit annotation.
 const LONGEST_ANNOTATION: usize = 10 * 1024;
+/// The longest audit annotation with the values of all parameters; further values are left out.
+const LONGEST_LIST: usize = 256 * 1024;
 const FAILURES: &str = "validation.policy.admission.k8s.io/validation_failure";
 
 pub(crate) struct ValidatingAdmissionPolicy {
@@ -159,7 +161,24 @@ struct Verdict<'a> {
     /// The first denial: policy, binding, and reason.
     denied: Option<(String, Option<String>, Denial)>,
     /// Audit annotations by key, with the values of all parameters.
-    annotations: BTreeMap<String, Vec<String>>,
+    annotations: BTreeMap<String, Published>,
+}
+
+/// The distinct values of an audit annotation.
+#[derive(Default)]
+struct Published {
+    values: Vec<String>,
+    bytes: usize,
+}
+
+impl Published {
+    fn add(&mut self, value: &str) {
+        let value = &value[..value.floor_char_boundary(LONGEST_ANNOTATION)];
+        if self.bytes + value.len() <= LONGEST_LIST && !self.values.iter().any(|one| one == value) {
+            self.bytes += value.len();
+            self.values.push(value.to_owned());
+        }
+    }
 }
 
 impl<'a> Verdict<'a> {
@@ -204,13 +223,8 @@ impl<'a> Verdict<'a> {
         for annotation in outcome.annotations {
             match annotation {
                 Annotation::Publish { key, value } => {
-                    let end = value.floor_char_boundary(LONGEST_ANNOTATION);
-                    let value = value[..end].to_owned();
                     let key = format!("{}/{key}", policy.name);
-                    let values = self.annotations.entry(key).or_default();
-                    if !values.contains(&value) {
-                        values.push(value);
-                    }
+                    self.annotations.entry(key).or_default().add(&value);
                 }
                 Annotation::Exclude => {}
                 Annotation::Error(why) => {
@@ -244,8 +258,9 @@ impl<'a> Verdict<'a> {
     }
 
     fn end(self) -> Result<(), Status> {
-        for (key, values) in &self.annotations {
-            self.given.effects.annotate(key, &values.join(", "));
+        for (key, published) in &self.annotations {
+            let effects = self.given.effects;
+            effects.annotate(key, &published.values.join(", "));
         }
         let Some((policy, binding, denial)) = self.denied else {
             return Ok(());
@@ -284,5 +299,29 @@ fn code(reason: &str) -> u16 {
         "Unauthorized" => 401,
         "RequestEntityTooLarge" => 413,
         _ => 422,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_an_annotation_are_distinct_and_limited() {
+        let mut published = Published::default();
+        for value in ["a", "b", "a"] {
+            published.add(value);
+        }
+        assert_eq!(published.values, ["a", "b"]);
+        for number in 0..100 {
+            published.add(&format!("{number:0>20000}"));
+        }
+        // All are cut to the same text.
+        assert_eq!(published.values.len(), 3);
+        assert_eq!(published.values[2].len(), LONGEST_ANNOTATION);
+        for number in 0..100 {
+            published.add(&format!("{number:0<20000}"));
+        }
+        assert!(published.bytes <= LONGEST_LIST && published.values.len() > 20);
     }
 }

@@ -12,6 +12,7 @@ use super::expression::Expression;
 
 /// The cost budget of all expressions of one kind for one binding and parameter.
 pub(super) const BUDGET: u64 = 10_000_000;
+
 /// What the expressions of one policy may spend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Limits {

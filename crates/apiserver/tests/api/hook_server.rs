@@ -32,6 +32,8 @@ use crate::support::{Server, admin, eventually};
 pub(crate) enum Reply {
     Json(Value),
     Raw(u16, Vec<u8>),
+    /// To another path of the same server.
+    Redirect(&'static str),
     /// An error after which the client may retry at once.
     Busy,
     /// No response.
@@ -174,17 +176,22 @@ async fn serve(
     let reply = answer(&review);
     asked.lock().push(path);
     all.lock().push(review);
-    let busy = matches!(reply, Reply::Busy);
+    let more = match reply {
+        Reply::Busy => Some(("retry-after", "0")),
+        Reply::Redirect(to) => Some(("location", to)),
+        _ => None,
+    };
     let (code, body) = match reply {
         Reply::Json(value) => (200, whole(value.to_string().into_bytes())),
         Reply::Raw(code, body) => (code, whole(body)),
+        Reply::Redirect(_) => (307, whole(Vec::new())),
         Reply::Busy => (503, whole(Vec::new())),
         Reply::Slow => (200, slow()),
         Reply::Never => std::future::pending().await,
     };
     let mut response = http::Response::builder().status(code);
-    if busy {
-        response = response.header("retry-after", "0");
+    if let Some((name, value)) = more {
+        response = response.header(name, value);
     }
     let response = response
         .header("content-type", "application/json")

@@ -275,5 +275,28 @@ async fn every_verb_and_subresource_of_a_backend_is_authorized_by_itself() {
         let answer = ask(method, path.clone()).await;
         assert_eq!(answer.code, 403, "{method} {path}: {}", answer.body);
     }
+    // A backend decodes paths once more: what it would understand must be what is authorized.
+    let here = format!("/apis/{GROUP}/v1/namespaces/default");
+    for path in [
+        format!("{THINGS}/one%2Fstatus"),
+        format!("{THINGS}/one%2fstatus%2f"),
+        format!("{here}/things%2Fone%2Fstatus"),
+        format!("{here}%2Fthings"),
+        format!("{THINGS}/one/../two"),
+        format!("{THINGS}/one/%2E%2e/two"),
+        format!("{THINGS}/one%2f..%2ftwo"),
+        format!("{THINGS}/one/..%2f..%2fthings"),
+        format!("{THINGS}//one"),
+        format!("{here}//things/one"),
+        format!("/apis/{GROUP}/v1/namespaces/other/..%2fdefault/things/one"),
+        format!("/apis/{GROUP}%2Fv1/namespaces/default/things"),
+    ] {
+        let answer = ask("GET", path.clone()).await;
+        let refused = [403, 404].contains(&answer.code);
+        assert!(refused, "{path}: {} {}", answer.code, answer.body);
+    }
+    let asked = backend.asked(&format!("/apis/{GROUP}/v1/"));
+    let strange = |path: &str| path.contains('%') || path.contains("..") || path.contains("//");
+    assert!(asked.iter().all(|one| !strange(&one.path)), "{asked:?}");
     assert_eq!(backend.asked(THINGS).len(), before);
 }

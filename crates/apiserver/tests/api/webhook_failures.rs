@@ -210,3 +210,17 @@ async fn a_webhook_that_hangs_delays_only_what_it_is_asked_about() {
     }
     assert!(!is_stored(&server, "waits-0").await);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redirect_of_a_webhook_is_not_followed() {
+    let server = Server::start().await;
+    let hook = Hook::start(|_| Reply::Redirect("/elsewhere")).await;
+    let strict = webhook("r.example.com", hook.by_url(), Value::Null);
+    install(&server, false, "redirects", vec![strict]).await;
+    let refused = create(&server, "one").await;
+    assert_eq!(refused.code, 500, "{}", refused.body);
+    assert!(!is_stored(&server, "one").await);
+    let paths = hook.paths.lock().clone();
+    let astray = paths.iter().any(|path| path.starts_with("/elsewhere"));
+    assert!(!paths.is_empty() && !astray, "{paths:?}");
+}
