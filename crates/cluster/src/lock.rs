@@ -1,9 +1,9 @@
 //! One daemon per data directory: a lock that the kernel releases when its holder ends.
 
 use std::{
-    fs::{DirBuilder, File},
+    fs::{DirBuilder, File, Permissions},
     io::Write,
-    os::unix::fs::DirBuilderExt,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
     path::Path,
 };
 
@@ -21,16 +21,16 @@ impl DataLock {
             path: data_dir.to_owned(),
             source,
         };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(data_dir)
-            .map_err(failed)?;
+        create(data_dir).map_err(failed)?;
         let file = File::options()
             .create(true)
             .truncate(false)
             .write(true)
+            .mode(0o600)
             .open(data_dir.join("lock"))
+            .map_err(failed)?;
+        // Whoever can open it can lock it.
+        file.set_permissions(Permissions::from_mode(0o600))
             .map_err(failed)?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(mut lock) => {
@@ -44,6 +44,21 @@ impl DataLock {
             Err((_, error)) => Err(failed(error.into())),
         }
     }
+}
+
+/// Creates the data directory for its owner alone, and closes one of ours to others: earlier versions
+/// left it open with `--detach`. Shared directories, such as /tmp, stay as they are.
+pub fn create(data_dir: &Path) -> std::io::Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(data_dir)?;
+    let mode = data_dir.metadata()?.permissions().mode();
+    let is_shared = mode & 0o1022 != 0;
+    if mode & 0o055 != 0 && !is_shared && data_dir.join(crate::marker::FILE).exists() {
+        std::fs::set_permissions(data_dir, Permissions::from_mode(0o700))?;
+    }
+    Ok(())
 }
 
 /// The process that holds a data directory, if any.
@@ -74,5 +89,30 @@ mod tests {
         drop(first);
         assert_eq!(holder(&data), None);
         assert!(DataLock::take(&data).is_ok());
+    }
+
+    #[test]
+    fn a_data_directory_and_its_lock_are_closed_to_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o7777;
+        let data = directory.path().join("data");
+        let lock = data.join("lock");
+        drop(DataLock::take(&data).unwrap());
+        assert_eq!((mode(&data), mode(&lock)), (0o700, 0o600));
+        for (before, is_ours, after) in [
+            (0o755, true, 0o700),
+            (0o755, false, 0o755),
+            (0o1777, true, 0o1777),
+        ] {
+            let marker = data.join(crate::marker::FILE);
+            match is_ours {
+                true => std::fs::write(&marker, "{}").unwrap(),
+                false => std::fs::remove_file(&marker).unwrap(),
+            }
+            std::fs::set_permissions(&data, Permissions::from_mode(before)).unwrap();
+            std::fs::set_permissions(&lock, Permissions::from_mode(0o644)).unwrap();
+            drop(DataLock::take(&data).unwrap());
+            assert_eq!((mode(&data), mode(&lock)), (after, 0o600));
+        }
     }
 }

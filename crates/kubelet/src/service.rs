@@ -148,6 +148,11 @@ fn make_directories(config: &Config) -> Result<()> {
     for dir in open {
         std::fs::create_dir_all(&dir).map_err(Error::io(&dir))?;
     }
+    // Secrets of pods are below it, as with upstream.
+    use std::os::unix::fs::PermissionsExt;
+    let pods = root.join("pods");
+    let closed = std::fs::Permissions::from_mode(0o750);
+    std::fs::set_permissions(&pods, closed).map_err(Error::io(&pods))?;
     // Pods reach their volumes through mounts; other users of the machine have no access.
     use std::os::unix::fs::DirBuilderExt;
     let dir = &config.local_path_root;

@@ -4,7 +4,7 @@ use std::{
     ffi::OsString,
     fs::File,
     io::{Read, Seek, SeekFrom},
-    os::unix::process::CommandExt,
+    os::unix::{fs::OpenOptionsExt, process::CommandExt},
     path::Path,
     process::{Command, Stdio},
 };
@@ -21,10 +21,11 @@ pub(super) fn run(data_dir: &Path) -> Result<()> {
     if let Some(holder) = cluster::lock::holder(data_dir) {
         bail!("already running as process {holder}; `mainstay down` stops it");
     }
-    std::fs::create_dir_all(data_dir)
+    cluster::lock::create(data_dir)
         .with_context(|| format!("cannot make {}", data_dir.display()))?;
     let log = data_dir.join(LOG);
-    let err = File::options().create(true).append(true).open(&log)?;
+    let mut options = File::options();
+    let err = options.create(true).append(true).mode(0o600).open(&log)?;
     let mut logged = File::open(&log)?;
     logged.seek(SeekFrom::End(0))?;
     let directory = tempfile::tempdir()?;
