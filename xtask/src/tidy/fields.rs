@@ -55,6 +55,7 @@ const OTHERS: &[(&str, &str)] = &[
     ("auth", "a file with registry credentials"),
     ("certificate-authority-data", "a kubeconfig"),
     ("cluster", "a kubeconfig"),
+    ("colors", "a kubeconfig"),
     ("components", "a document of OpenAPI"),
     ("consumes", "a document of OpenAPI"),
     ("content", "a document of OpenAPI"),
