@@ -29,7 +29,7 @@ impl DataLock {
             .mode(0o600)
             .open(data_dir.join("lock"))
             .map_err(failed)?;
-        // Whoever can open it can lock it.
+        // Every user who can open the file can lock it.
         file.set_permissions(Permissions::from_mode(0o600))
             .map_err(failed)?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
