@@ -1,5 +1,5 @@
-//! Garbage collection: dead containers beyond the last one of each name, and unused images, the
-//! least recently used first, when the disk fills up or they are too old.
+//! Garbage collection: dead containers beyond the last one of each name, dead sandboxes beyond the last one of each
+//! pod, and unused images, the least recently used first, when the disk fills up or they are too old.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use tracing::{info, warn};
 
 use crate::pod::status::is_terminal;
-use crate::{Result, core::Core, make::labels, node::machine};
+use crate::{Result, core::Core, make::labels};
 
 const INTERVAL: Duration = Duration::from_secs(60);
 
@@ -27,10 +27,43 @@ pub(crate) async fn run(core: Arc<Core>) {
         if let Err(error) = dead_containers(&core).await {
             warn!(%error, "cannot garbage-collect containers");
         }
+        if let Err(error) = dead_sandboxes(&core).await {
+            warn!(%error, "cannot garbage-collect sandboxes");
+        }
         if let Err(error) = images_beyond_policy(&core).await {
             warn!(%error, "cannot garbage-collect images");
         }
     }
+}
+
+/// Removes dead sandboxes without containers, except the newest sandbox of each pod.
+async fn dead_sandboxes(core: &Core) -> Result<()> {
+    // In this order: a container that is made meanwhile is in a sandbox that is newer or ready.
+    let sandboxes = core.runtime.list_sandboxes(BTreeMap::new()).await?;
+    let containers = core.runtime.list_containers(BTreeMap::new()).await?;
+    for id in superfluous_sandboxes(&sandboxes, &containers) {
+        core.runtime.remove_sandbox(&id).await?;
+    }
+    Ok(())
+}
+
+/// Dead sandboxes of pods that have a newer one.
+fn superfluous_sandboxes(listed: &[v1::PodSandbox], containers: &[v1::Container]) -> Vec<String> {
+    let used: HashSet<&str> = containers
+        .iter()
+        .map(|container| container.pod_sandbox_id.as_str())
+        .collect();
+    let pod = |sandbox: &&v1::PodSandbox| sandbox.labels.get(labels::POD_UID).cloned();
+    let mut ours: Vec<_> = listed.iter().filter(|s| pod(s).is_some()).collect();
+    ours.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.created_at));
+    let mut seen = HashSet::new();
+    ours.retain(|sandbox| !seen.insert(pod(sandbox)));
+    let is_dead = |sandbox: &&v1::PodSandbox| {
+        sandbox.state() == v1::PodSandboxState::SandboxNotready
+            && !used.contains(sandbox.id.as_str())
+    };
+    let dead = ours.into_iter().filter(is_dead);
+    dead.map(|sandbox| sandbox.id.clone()).collect()
 }
 
 /// Removes dead containers except the newest one of each name, which is kept for its logs and exit
@@ -73,26 +106,30 @@ fn dead_of(listed: &[v1::Container], pods: &HashSet<String>) -> Vec<String> {
         .collect()
 }
 
-/// Dead containers that have a newer dead one of the same name.
+/// Dead containers that have a newer dead one of the same name, and those that were never started and have a newer one.
 fn superfluous(listed: &[v1::Container]) -> Vec<String> {
-    let mut ended: Vec<&v1::Container> = listed
+    let mut ours: Vec<&v1::Container> = listed
         .iter()
-        .filter(|c| c.state() == v1::ContainerState::ContainerExited)
         .filter(|c| c.labels.contains_key(labels::POD_UID))
         .collect();
-    ended.sort_by_key(|container| std::cmp::Reverse(container.created_at));
-    let mut seen = HashSet::new();
+    ours.sort_by_key(|container| std::cmp::Reverse(container.created_at));
     let key = |c: &v1::Container| {
         (
             c.labels.get(labels::POD_UID).cloned(),
             c.labels.get(labels::CONTAINER_NAME).cloned(),
         )
     };
-    ended
-        .into_iter()
-        .filter(|c| !seen.insert(key(c)))
-        .map(|c| c.id.clone())
-        .collect()
+    let (mut newest, mut ended) = (HashSet::new(), HashSet::new());
+    ours.retain(|container| {
+        let is_newest = newest.insert(key(container));
+        match container.state() {
+            v1::ContainerState::ContainerExited => !ended.insert(key(container)),
+            // The newest one may be about to start.
+            v1::ContainerState::ContainerCreated => !is_newest,
+            _ => false,
+        }
+    });
+    ours.into_iter().map(|c| c.id.clone()).collect()
 }
 
 /// Removes images that were unused for too long, and more of them while disk usage is above the
@@ -107,14 +144,12 @@ async fn images_beyond_policy(core: &Core) -> Result<()> {
     for image in &old {
         remove(core, image, "unused for longer than imageMaximumGCAge").await?;
     }
-    let (size, free) = machine::storage(&core.config.root_dir);
+    // The runtime of another kind may have its images elsewhere.
+    let node = core.stats.node(core).await;
+    let disk = node.runtime.image_fs.unwrap_or_default();
     let high = i64::from(settings.image_gc_high_threshold_percent);
     let low = i64::from(settings.image_gc_low_threshold_percent);
-    let used = size - free;
-    if high == 100 || size == 0 || used * 100 / size < high {
-        return Ok(());
-    }
-    let mut to_free = used - size * low / 100;
+    let mut to_free = bytes_to_free(disk.capacity_bytes, disk.available_bytes, high, low);
     for image in rest {
         if to_free <= 0 {
             return Ok(());
@@ -130,6 +165,19 @@ async fn images_beyond_policy(core: &Core) -> Result<()> {
             .node(reconcile::Kind::Warning, "FreeDiskSpaceFailed", message);
     }
     Ok(())
+}
+
+/// How much is to be freed on a disk whose usage in percent is at least `high`, so that it becomes `low`.
+fn bytes_to_free(capacity: Option<u64>, available: Option<u64>, high: i64, low: i64) -> i64 {
+    let (Some(capacity), Some(available)) = (capacity, available) else {
+        return 0;
+    };
+    let (capacity, available) = (i128::from(capacity), i128::from(available));
+    if high == 100 || capacity == 0 || 100 - available * 100 / capacity < i128::from(high) {
+        return 0;
+    }
+    let wanted = capacity * i128::from(100 - low) / 100 - available;
+    i64::try_from(wanted).unwrap_or(i64::MAX)
 }
 
 /// Removes all unused images that are old enough.
@@ -284,6 +332,46 @@ mod tests {
             container("other", "b", 1, true),
         ];
         assert_eq!(superfluous(&listed), ["old"]);
+        let created = |id: &str, created_at| v1::Container {
+            state: v1::ContainerState::ContainerCreated as i32,
+            ..container(id, "a", created_at, false)
+        };
+        let listed = [
+            created("starts", 5),
+            container("last", "a", 3, true),
+            created("left", 2),
+        ];
+        assert_eq!(superfluous(&listed), ["left"]);
+    }
+
+    #[test]
+    fn of_each_pod_the_newest_sandbox_stays_and_those_with_containers_or_that_are_ready() {
+        let sandbox = |id: &str, pod: &str, created_at, ready| v1::PodSandbox {
+            id: id.into(),
+            created_at,
+            state: match ready {
+                true => v1::PodSandboxState::SandboxReady,
+                false => v1::PodSandboxState::SandboxNotready,
+            } as i32,
+            labels: [(labels::POD_UID.to_owned(), pod.to_owned())].into(),
+            ..Default::default()
+        };
+        let listed = [
+            sandbox("only", "a", 1, false),
+            sandbox("old", "b", 1, false),
+            sandbox("with-container", "b", 2, false),
+            sandbox("ready", "b", 3, true),
+            sandbox("newest", "b", 4, false),
+            v1::PodSandbox {
+                labels: Default::default(),
+                ..sandbox("foreign", "", 0, false)
+            },
+        ];
+        let container = v1::Container {
+            pod_sandbox_id: "with-container".into(),
+            ..Default::default()
+        };
+        assert_eq!(superfluous_sandboxes(&listed, &[container]), ["old"]);
     }
 
     #[test]
@@ -318,6 +406,22 @@ mod tests {
         // `a` was used until 100, `b` was seen at 150 and never used.
         assert_eq!(ids(at(400)), ["a", "b"]);
         assert_eq!(ids(at(520)), ["a", "b", "young"]);
+    }
+
+    #[test]
+    fn images_are_removed_from_the_high_threshold_down_to_the_low_one() {
+        for (capacity, available, expected) in [
+            (Some(1000), Some(160), 0),
+            // 84.1 percent count as 85.
+            (Some(1000), Some(159), 41),
+            (Some(1000), Some(100), 100),
+            (Some(0), Some(0), 0),
+            (None, Some(0), 0),
+        ] {
+            let freed = bytes_to_free(capacity, available, 85, 80);
+            assert_eq!(freed, expected, "{capacity:?} {available:?}");
+        }
+        assert_eq!(bytes_to_free(Some(1000), Some(0), 100, 80), 0);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Events about pods and containers, with the references that Kubernetes gives them.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolumeClaim, Pod};
 use lifecycle::Context;
 use reconcile::{Kind, Recorder};
@@ -24,7 +26,10 @@ struct Event {
     kind: Kind,
     reason: String,
     message: String,
+    annotations: Annotations,
 }
+
+type Annotations = BTreeMap<String, String>;
 
 impl Events {
     pub fn new(
@@ -40,7 +45,9 @@ impl Events {
             context.spawn("events", async move {
                 while let Some(event) = waiting.recv().await {
                     rate.wait().await;
-                    recorder.event(&event.about, event.kind, &event.reason, event.message);
+                    let (about, reason) = (&event.about, &event.reason);
+                    let annotations = event.annotations;
+                    recorder.annotated(about, event.kind, reason, event.message, annotations);
                 }
             });
             sender
@@ -53,17 +60,38 @@ impl Events {
     }
 
     fn record(&self, about: ObjectReference, kind: Kind, reason: &str, message: impl Into<String>) {
+        self.annotated(about, kind, reason, message, Annotations::new());
+    }
+
+    fn annotated(
+        &self,
+        about: ObjectReference,
+        kind: Kind,
+        reason: &str,
+        message: impl Into<String>,
+        annotations: Annotations,
+    ) {
         match &self.paced {
-            None => self.recorder.event(&about, kind, reason, message),
+            None => {
+                let recorder = &self.recorder;
+                recorder.annotated(&about, kind, reason, message, annotations);
+            }
             Some(paced) => {
                 let _ = paced.try_send(Event {
                     about,
                     kind,
                     reason: reason.to_owned(),
                     message: message.into(),
+                    annotations,
                 });
             }
         }
+    }
+
+    /// Records that a pod is evicted, with annotations about the reason.
+    pub fn evicted(&self, pod: &Pod, reason: &str, message: &str, annotations: Annotations) {
+        let about = reference(pod, None);
+        self.annotated(about, Kind::Warning, reason, message, annotations);
     }
 
     /// Records a Normal event about a pod.

@@ -40,11 +40,15 @@ pub(crate) async fn run(
     if let Some(get) = &hook.http_get {
         let host = pod_ips.first().map(String::as_str).unwrap_or_default();
         let target = http::Target::new(get, container, host).map_err(Error::Other)?;
-        return match http::get(&target, Duration::from_secs(30)).await {
-            Ok((status, _)) if status < 400 => Ok(()),
-            Ok((status, _)) => Err(Error::Other(format!("HTTP status {status}"))),
-            Err(message) => Err(Error::Other(message)),
-        };
+        let target = target.of_hook();
+        if http::call(&target).await.map_err(Error::Other)? {
+            let message = format!(
+                "request to HTTPS lifecycle hook {} got HTTP response, retry with HTTP succeeded",
+                target.authority()
+            );
+            core.events.warning(pod, "LifecycleHTTPFallback", message);
+        }
+        return Ok(());
     }
     if let Some(sleep) = &hook.sleep {
         let seconds = u64::try_from(sleep.seconds).unwrap_or(0);
@@ -58,8 +62,8 @@ pub(crate) async fn run(
     )))
 }
 
-/// Kills a container: the preStop hook within the grace period, then the runtime's stop with the
-/// rest of it.
+/// Kills a container: the preStop hook within the grace period, then, when it is its turn, the runtime's stop with
+/// the rest of it.
 pub(crate) async fn kill(
     core: &Core,
     pod: &Pod,
@@ -67,6 +71,7 @@ pub(crate) async fn kill(
     name: &str,
     pod_ips: &[String],
     grace: i64,
+    turn: impl Future<Output = ()>,
 ) {
     let mut left = grace;
     let container = spec::find(pod, name).map(|(_, container)| container);
@@ -75,19 +80,18 @@ pub(crate) async fn kill(
         .and_then(|container| container.lifecycle.as_ref())
         .and_then(|lifecycle| lifecycle.pre_stop.as_ref());
     if let (Some(container), Some(hook), true) = (&container, hook, grace > 0) {
-        let begun = Instant::now();
-        let allowed = core
-            .config
-            .clock
-            .sleep(Duration::from_secs(grace.unsigned_abs()));
-        tokio::select! {
-            outcome = run(core, pod, container, id, pod_ips, hook) => if outcome.is_err() {
+        let hook = async {
+            if run(core, pod, container, id, pod_ips, hook).await.is_err() {
                 let reason = "FailedPreStopHook";
-                core.events.container(pod, name, Kind::Warning, reason, "PreStopHook failed");
-            },
-            () = allowed => {}
-        }
-        left -= i64::try_from(begun.elapsed().as_secs()).unwrap_or(0);
+                let message = "PreStopHook failed";
+                core.events
+                    .container(pod, name, Kind::Warning, reason, message);
+            }
+        };
+        left -= within(core, left, hook).await;
+    }
+    if left > 0 {
+        left -= within(core, left, turn).await;
     }
     stop_container(core, id, left.max(MINIMUM_GRACE)).await;
     let state = core
@@ -99,6 +103,17 @@ pub(crate) async fn kill(
         // The stop failed: wait before the next attempt.
         core.config.clock.sleep(Duration::from_secs(1)).await;
     }
+}
+
+/// Waits for `work`, but no longer than `seconds`; returns the whole seconds that passed.
+async fn within(core: &Core, seconds: i64, work: impl Future<Output = ()>) -> i64 {
+    let begun = Instant::now();
+    let clock = &core.config.clock;
+    tokio::select! {
+        () = work => {}
+        () = clock.sleep(Duration::from_secs(seconds.unsigned_abs())) => {}
+    }
+    i64::try_from(begun.elapsed().as_secs()).unwrap_or(0)
 }
 
 /// Stops a container. One that is gone is no error.

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    io::{Read, Seek, SeekFrom},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -276,7 +277,7 @@ fn with_last_words(mut container: Container, logs_dir: &Path) -> Container {
     if container.state != State::Exited {
         return container;
     }
-    let mut words = read_limited(Path::new(&file));
+    let mut words = read_end(Path::new(&file));
     if words.is_empty() && policy == "FallbackToLogsOnError" && container.exit_code != 0 {
         let log = LogFile::new(logs_dir, Path::new(&container.log_path));
         words = logs::last_lines(&log, 80, 2048);
@@ -290,18 +291,21 @@ fn with_last_words(mut container: Container, logs_dir: &Path) -> Container {
     container
 }
 
-fn read_limited(file: &Path) -> String {
-    use std::io::Read;
-    let mut bytes = Vec::new();
+/// The end of a file, as far as a message may be long.
+fn read_end(file: &Path) -> String {
     // The container controls this file: do not follow links, and do not block on a pipe.
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC | flags;
-    match rustix::fs::open(file, flags, rustix::fs::Mode::empty()).map(std::fs::File::from) {
-        Ok(open) => {
-            let _ = open.take(MESSAGE_LIMIT).read_to_end(&mut bytes);
-        }
-        Err(_) => return String::new(),
+    let Ok(open) = rustix::fs::open(file, flags, rustix::fs::Mode::empty()) else {
+        return String::new();
+    };
+    let mut open = std::fs::File::from(open);
+    let mut bytes = Vec::new();
+    if let Ok(size) = open.seek(SeekFrom::End(0)) {
+        let start = size.saturating_sub(MESSAGE_LIMIT);
+        let _ = open.seek(SeekFrom::Start(start));
     }
+    let _ = open.take(MESSAGE_LIMIT).read_to_end(&mut bytes);
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
@@ -315,6 +319,23 @@ fn time_for(seconds: u64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_long_message_the_end_is_shown_and_links_are_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("message"), dir.path().join("link"));
+        std::fs::write(&file, "short").unwrap();
+        assert_eq!(read_end(&file), "short");
+        let limit = usize::try_from(MESSAGE_LIMIT).unwrap();
+        std::fs::write(&file, "a".repeat(limit) + "the end").unwrap();
+        let shown = read_end(&file);
+        assert!(
+            shown.ends_with("the end") && shown.len() == limit,
+            "{shown}"
+        );
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert_eq!(read_end(&link), "");
+    }
 
     #[test]
     fn every_grace_period_fits_into_a_header() {

@@ -23,6 +23,7 @@ mod timing;
 mod view;
 
 use std::{
+    collections::BTreeSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -30,7 +31,7 @@ use std::{
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     task::{JoinError, JoinSet},
 };
 use tokio_util::sync::CancellationToken;
@@ -40,7 +41,7 @@ use crate::{
     core::Core,
     pod::{
         decide::{Decision, View, decide},
-        memory::Memory,
+        memory::{Memory, Task},
         spec,
         status::{self, Facts, Failure, is_terminal},
     },
@@ -74,6 +75,8 @@ pub(crate) struct Worker {
     timing: Timing,
     /// Cancelled when the pod begins to stop.
     starts: CancellationToken,
+    /// The names of containers that run or are being started: others wait for them to end.
+    alive: watch::Sender<BTreeSet<String>>,
 }
 
 /// The pod of a worker.
@@ -142,6 +145,7 @@ impl Worker {
             mounts: Mounts::default(),
             probing: Probing::default(),
             starts: CancellationToken::new(),
+            alive: watch::Sender::default(),
         }
     }
 
@@ -290,6 +294,7 @@ impl Worker {
         let seen_wake = self.keep_replaced(now);
         let size_wake = self.settle_size(now);
         self.keep_probes();
+        self.publish_alive();
         let decision = decide(&View {
             pod: self.subject.size.pod(),
             observed: &self.observed_for_decision(),
@@ -338,6 +343,21 @@ impl Worker {
             }
         }
         true
+    }
+
+    /// Tells kills whose turn depends on it which containers are still there.
+    fn publish_alive(&self) {
+        let running = self.runtime.observed.alive().map(|c| &c.name);
+        let starting = self.memory.running.keys().filter_map(|task| match task {
+            Task::Start(name) => Some(name),
+            _ => None,
+        });
+        let alive = running.chain(starting).cloned().collect();
+        self.alive.send_if_modified(|known| {
+            let changed = *known != alive;
+            *known = alive;
+            changed
+        });
     }
 
     fn deadline(&self) -> Option<Timestamp> {

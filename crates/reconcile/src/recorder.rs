@@ -4,7 +4,7 @@
 //! Recording never blocks and never fails: an event that cannot be written is dropped and logged.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -58,6 +58,7 @@ struct QueuedEvent {
     kind: Kind,
     reason: String,
     message: String,
+    annotations: BTreeMap<String, String>,
 }
 
 /// Records events of one component. Clones share it.
@@ -106,12 +107,25 @@ impl Recorder {
         reason: &str,
         message: impl Into<String>,
     ) {
+        self.annotated(about, kind, reason, message, BTreeMap::new());
+    }
+
+    /// The same with annotations, for programs. A repeated event keeps those of the first.
+    pub fn annotated(
+        &self,
+        about: &ObjectReference,
+        kind: Kind,
+        reason: &str,
+        message: impl Into<String>,
+        annotations: BTreeMap<String, String>,
+    ) {
         let Some(sender) = &self.queue else { return };
         let queued = QueuedEvent {
             about: about.clone(),
             kind,
             reason: reason.to_owned(),
             message: message.into(),
+            annotations,
         };
         if let Err(error) = sender.try_send(queued) {
             debug!(%error, "event dropped");
@@ -312,6 +326,7 @@ fn event(
     let metadata = ObjectMeta {
         name: Some(known.name.clone()),
         namespace: Some(namespace_of(&queued.about)),
+        annotations: Some(queued.annotations.clone()).filter(|all| !all.is_empty()),
         ..Default::default()
     };
     Event {
@@ -379,6 +394,7 @@ mod tests {
             kind: Kind::Normal,
             reason: "Started".into(),
             message: message.into(),
+            annotations: BTreeMap::new(),
         }
     }
 
@@ -397,6 +413,23 @@ mod tests {
         clock.advance(Duration::from_secs(5));
         assert_eq!(render(correlator.correlate(queued("a"))), "2: \"a\"");
         assert_eq!(render(correlator.correlate(queued("b"))), "new: b");
+    }
+
+    #[test]
+    fn annotations_of_an_event_are_in_its_metadata() {
+        let (mut correlator, _clock) = correlator();
+        let annotations: BTreeMap<_, _> =
+            [("starved_resource".to_owned(), "memory".to_owned())].into();
+        let annotated = QueuedEvent {
+            annotations: annotations.clone(),
+            ..queued("a")
+        };
+        for (queued, expected) in [(annotated, Some(annotations)), (queued("b"), None)] {
+            let Outcome::Create(event) = correlator.correlate(queued) else {
+                panic!("no new event");
+            };
+            assert_eq!(event.metadata.annotations, expected);
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! [`storage`]); this module observes and acts.
 
 pub mod decide;
+pub mod layout;
 mod notify;
 pub mod rank;
 pub mod storage;
@@ -11,13 +12,17 @@ pub mod thresholds;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, Toleration};
+use k8s_openapi::{
+    api::core::v1::{Pod, Toleration},
+    apimachinery::pkg::api::resource::Quantity,
+};
 use machinery::quantity;
 use reconcile::Kind;
 use tracing::{info, warn};
 
 use self::{
     decide::{Observation, Observations, State},
+    layout::{Counted, Layout},
     notify::Notifier,
     rank::{ContainerUsage, PodUsage},
     storage::LocalUsage,
@@ -29,7 +34,7 @@ use crate::{
     configuration::KubeletConfiguration,
     core::Core,
     disruption::{self, Disruption},
-    pod::spec::{self, QosClass},
+    pod::spec::{self, QosClass, Role},
     registry::PublishedPod,
     stats::{FsStats, NodeStats, PodStats, Summary},
 };
@@ -96,6 +101,7 @@ impl Manager {
         let verdict = decide::evaluate(&mut self.state, &self.thresholds, transition, &seen, now);
         show_conditions(core, &verdict.conditions);
         let pods = active_pods(core);
+        let layout = layout(&node);
         if settings.local_storage_capacity_isolation
             && self
                 .storage_seen
@@ -104,7 +110,7 @@ impl Manager {
         {
             self.storage_seen = Some(now);
             let summary = core.stats.summary(core, STORAGE_INTERVAL).await;
-            if evict_beyond_limits(core, &pods, &summary).await {
+            if evict_beyond_limits(core, &pods, &summary, layout).await {
                 return;
             }
         }
@@ -118,14 +124,17 @@ impl Manager {
         let message = format!("Attempting to reclaim {resource}");
         core.events
             .node(Kind::Warning, "EvictionThresholdMet", message);
-        if reclaim_node_level(core, &threshold).await {
+        if reclaim_node_level(core, &threshold, layout).await {
             info!(%resource, "reclaimed unused resources");
             return;
         }
         // Without the runtime's statistics pods are ranked by priority alone.
         let summary = core.stats.summary(core, INTERVAL / 2).await;
-        self.evict_one(core, &pods, &summary, &threshold, &seen)
-            .await;
+        let stats = |pod: &Pod| {
+            let counted = layout.counted(threshold.signal);
+            usage(pod, stats_of(&summary, pod), counted)
+        };
+        self.evict_one(core, &pods, stats, &threshold, &seen).await;
     }
 
     /// Whether the pod that was evicted last is still ending.
@@ -145,14 +154,11 @@ impl Manager {
         &mut self,
         core: &Core,
         pods: &[PublishedPod],
-        summary: &Summary,
+        usage: impl Fn(&Pod) -> PodUsage,
         threshold: &Threshold,
         seen: &Observations,
     ) {
-        let mut ranked: Vec<PodUsage> = pods
-            .iter()
-            .map(|seen| usage(&seen.pod, stats_of(summary, &seen.pod)))
-            .collect();
+        let mut ranked: Vec<PodUsage> = pods.iter().map(|seen| usage(&seen.pod)).collect();
         rank::rank(&mut ranked, threshold.signal.resource());
         let Some(first) = ranked.iter().find(|pod| !pod.is_critical) else {
             warn!("node under pressure, but no pod can be evicted");
@@ -167,6 +173,9 @@ impl Manager {
         let message = rank::message(first, threshold, seen);
         let found = pods.iter().find(|seen| spec::uid(&seen.pod) == first.uid);
         if let Some(seen) = found {
+            let annotations = rank::annotations(first, threshold.signal.resource());
+            core.events
+                .evicted(&seen.pod, REASON, &message, annotations);
             evict(core, &seen.pod, grace, &message, true).await;
             *core
                 .evictions
@@ -277,19 +286,34 @@ fn observations(core: &Core, node: &NodeStats) -> Observations {
     seen
 }
 
+/// On which file systems pods and images are.
+fn layout(node: &NodeStats) -> Layout {
+    let device = |fs: Option<&FsStats>| fs.and_then(|fs| fs.device);
+    Layout::from_devices(
+        device(node.fs.as_ref()),
+        device(node.runtime.image_fs.as_ref()),
+        device(node.runtime.container_fs.as_ref()),
+    )
+}
+
 /// Frees disk space by removing dead containers and unused images; returns whether that was enough.
-async fn reclaim_node_level(core: &Core, threshold: &Threshold) -> bool {
+async fn reclaim_node_level(core: &Core, threshold: &Threshold, layout: Layout) -> bool {
     let resource = threshold.signal.resource();
     if !matches!(resource, Resource::EphemeralStorage | Resource::Inodes) {
         return false;
     }
-    if let Err(error) = collect::dead_containers(core).await {
-        warn!(%error, "cannot remove dead containers");
+    let reclaimed = layout.reclaimed(threshold.signal);
+    if reclaimed.containers {
+        if let Err(error) = collect::dead_containers(core).await {
+            warn!(%error, "cannot remove dead containers");
+        }
+        if let Err(error) = collect::ended_pods(core).await {
+            warn!(%error, "cannot remove containers of ended pods");
+        }
     }
-    if let Err(error) = collect::ended_pods(core).await {
-        warn!(%error, "cannot remove containers of ended pods");
-    }
-    if let Err(error) = collect::unused_images(core).await {
+    if reclaimed.images
+        && let Err(error) = collect::unused_images(core).await
+    {
         warn!(%error, "cannot remove unused images");
     }
     let node = core.stats.node(core).await;
@@ -297,7 +321,12 @@ async fn reclaim_node_level(core: &Core, threshold: &Threshold) -> bool {
 }
 
 /// Evicts pods that exceed their local storage limits; returns whether there were any.
-async fn evict_beyond_limits(core: &Core, pods: &[PublishedPod], summary: &Summary) -> bool {
+async fn evict_beyond_limits(
+    core: &Core,
+    pods: &[PublishedPod],
+    summary: &Summary,
+    layout: Layout,
+) -> bool {
     let mut any = false;
     for seen in pods {
         if spec::is_critical(&seen.pod) || seen.pod.metadata.deletion_timestamp.is_some() {
@@ -306,7 +335,8 @@ async fn evict_beyond_limits(core: &Core, pods: &[PublishedPod], summary: &Summa
         let Some(stats) = stats_of(summary, &seen.pod) else {
             continue;
         };
-        if let Some(message) = storage::exceeded(&seen.pod, &local_usage(stats)) {
+        if let Some(message) = storage::exceeded(&seen.pod, &local_usage(stats, layout)) {
+            core.events.warning(&seen.pod, REASON, &message);
             evict(core, &seen.pod, IMMEDIATE, &message, false).await;
             *core
                 .evictions
@@ -319,10 +349,19 @@ async fn evict_beyond_limits(core: &Core, pods: &[PublishedPod], summary: &Summa
     any
 }
 
-fn local_usage(stats: &PodStats) -> LocalUsage {
-    let bytes = |fs: Option<&FsStats>| signed(fs.and_then(|fs| fs.used_bytes).unwrap_or(0));
+fn bytes(fs: Option<&FsStats>) -> i64 {
+    signed(fs.and_then(|fs| fs.used_bytes).unwrap_or(0))
+}
+
+/// A pod's usage that its limits bound. With a separate file system for images, the writable layer of a container does
+/// not count for the container's own limit, as upstream.
+fn local_usage(stats: &PodStats, layout: Layout) -> LocalUsage {
     let containers = stats.containers.iter().map(|container| {
-        let used = bytes(container.rootfs.as_ref()) + bytes(container.logs.as_ref());
+        let layer = match layout {
+            Layout::Single => bytes(container.rootfs.as_ref()),
+            Layout::Images | Layout::Split => 0,
+        };
+        let used = layer.saturating_add(bytes(container.logs.as_ref()));
         (container.name.clone(), used)
     });
     let volumes = stats.volumes.iter();
@@ -339,45 +378,66 @@ fn priority(pod: &Pod) -> i32 {
     spec::spec(pod).priority.unwrap_or(0)
 }
 
-fn usage(pod: &Pod, stats: Option<&PodStats>) -> PodUsage {
-    let local = stats.map(local_usage);
+/// A pod's usage on one file system: bytes and inodes.
+fn on_disk(stats: &PodStats, counted: Counted) -> [i64; 2] {
+    let inodes = |fs: Option<&FsStats>| signed(fs.and_then(|fs| fs.inodes_used).unwrap_or(0));
+    let all = Some(&stats.ephemeral_storage);
+    let layers = stats.containers.iter().map(|c| c.rootfs.as_ref());
+    let (all, layers) = (
+        [bytes(all), inodes(all)],
+        layers.fold([0_i64; 2], |[used, files], layer| {
+            [
+                used.saturating_add(bytes(layer)),
+                files.saturating_add(inodes(layer)),
+            ]
+        }),
+    );
+    match counted {
+        Counted::All => all,
+        Counted::WithoutLayers => [0, 1].map(|i| all[i].saturating_sub(layers[i])),
+        Counted::Layers => layers,
+        Counted::Nothing => [0; 2],
+    }
+}
+
+fn usage(pod: &Pod, stats: Option<&PodStats>, counted: Counted) -> PodUsage {
+    let local = stats.map(|stats| local_usage(stats, Layout::Single));
+    let on_disk = stats.map(|stats| on_disk(stats, counted));
     let storage = "ephemeral-storage";
-    let requests: BTreeMap<&str, [i64; 2]> = spec::spec(pod)
-        .containers
-        .iter()
-        .map(|container| {
-            let requests = container
-                .resources
-                .as_ref()
-                .and_then(|r| r.requests.as_ref());
-            let of = |name: &str| {
-                let amount = requests.and_then(|requests| requests.get(name));
-                amount.map_or(0, |amount| quantity::value(&amount.0).unwrap_or(0))
-            };
-            (container.name.as_str(), [of("memory"), of(storage)])
+    let amount = |requests: Option<&BTreeMap<String, Quantity>>, name: &str| {
+        let amount = requests?.get(name)?;
+        quantity::value(&amount.0)
+    };
+    // Ephemeral containers cannot have requests and are not blamed.
+    let blamed = spec::containers(pod).filter(|(role, _)| *role != Role::Ephemeral);
+    let requests: BTreeMap<String, [i64; 2]> = blamed
+        .map(|(_, container)| {
+            let resources = container.resources.as_ref();
+            let requests = resources.and_then(|resources| resources.requests.as_ref());
+            let of = |name| amount(requests, name).unwrap_or(0);
+            (container.name.clone(), [of("memory"), of(storage)])
         })
         .collect();
+    let of_pod = spec::spec(pod).resources.as_ref();
+    let of_pod = of_pod.and_then(|resources| resources.requests.as_ref());
     let containers = stats.into_iter().flat_map(|stats| &stats.containers);
-    let containers = containers.map(|container| {
+    let containers = containers.filter_map(|container| {
         let memory = container.memory.as_ref().and_then(|m| m.working_set_bytes);
         let disk = local
             .as_ref()
             .and_then(|local| local.containers.get(&container.name));
-        let [memory_request, disk_request] = requests
-            .get(container.name.as_str())
-            .copied()
-            .unwrap_or_default();
-        ContainerUsage {
+        let [memory_request, disk_request] = *requests.get(&container.name)?;
+        Some(ContainerUsage {
             name: container.name.clone(),
             memory: signed(memory.unwrap_or(0)),
             memory_request,
             disk: disk.copied().unwrap_or(0),
             disk_request,
-        }
+        })
     });
     PodUsage {
         uid: spec::uid(pod).to_owned(),
-        name: spec::described(pod),
+        name: spec::name(pod).to_owned(),
         priority: priority(pod),
         is_critical: spec::is_critical(pod),
         grace_period: spec::grace_period(pod),
@@ -385,11 +445,10 @@ fn usage(pod: &Pod, stats: Option<&PodStats>) -> PodUsage {
             .and_then(|stats| stats.memory.as_ref()?.working_set_bytes)
             .map(signed),
         memory_request: admit::request(pod, "memory"),
-        disk: local.as_ref().map(|local| local.total),
+        pod_level_memory_request: amount(of_pod, "memory"),
+        disk: on_disk.map(|[bytes, _]| bytes),
         disk_request: admit::request(pod, storage),
-        inodes: stats
-            .and_then(|stats| stats.ephemeral_storage.inodes_used)
-            .map(signed),
+        inodes: on_disk.map(|[_, inodes]| inodes),
         processes: signed(
             stats
                 .and_then(|stats| stats.process_stats.process_count)
@@ -402,7 +461,6 @@ fn usage(pod: &Pod, stats: Option<&PodStats>) -> PodUsage {
 /// Evicts a pod. With `disrupts`, it gets the condition DisruptionTarget.
 async fn evict(core: &Core, pod: &Pod, grace: i64, message: &str, disrupts: bool) {
     warn!(pod = spec::described(pod), message, "evicting pod");
-    core.events.warning(pod, REASON, message);
     let disruption = Disruption {
         reason: REASON,
         message,
@@ -485,30 +543,46 @@ mod tests {
     #[test]
     fn a_pods_usage_is_gathered_from_its_parts() {
         let pod = pod(json!({"containers": [{"name": "a",
-            "resources": {"requests": {"memory": "10Mi", "ephemeral-storage": "1Mi"}}}], "priority": 7}));
+            "resources": {"requests": {"memory": "10Mi", "ephemeral-storage": "1Mi"}}}], "priority": 7,
+            "initContainers": [{"name": "side", "restartPolicy": "Always",
+                "resources": {"requests": {"memory": "3Mi"}}}],
+            "ephemeralContainers": [{"name": "debug"}],
+            "resources": {"requests": {"memory": "13Mi"}}}));
         let fs = |bytes| FsStats {
             used_bytes: Some(bytes),
             ..Default::default()
         };
-        let stats = PodStats {
-            containers: vec![crate::stats::ContainerStats {
-                name: "a".into(),
-                rootfs: Some(fs(100)),
-                logs: Some(fs(20)),
-                ..Default::default()
-            }],
-            ephemeral_storage: fs(130),
+        let container = |name: &str| crate::stats::ContainerStats {
+            name: name.into(),
+            rootfs: Some(fs(100)),
+            logs: Some(fs(20)),
             ..Default::default()
         };
-        let usage = usage(&pod, Some(&stats));
+        let stats = PodStats {
+            containers: ["a", "side", "debug"].map(container).into(),
+            ephemeral_storage: fs(430),
+            ..Default::default()
+        };
+        let on_disk = |counted| usage(&pod, Some(&stats), counted).disk;
+        assert_eq!(on_disk(Counted::Layers), Some(300));
+        assert_eq!(on_disk(Counted::WithoutLayers), Some(130));
+        let limited = local_usage(&stats, Layout::Images);
+        assert_eq!(limited.containers["a"], 20);
+        let usage = usage(&pod, Some(&stats), Counted::All);
         assert_eq!(
             (usage.priority, usage.disk, usage.memory),
-            (7, Some(130), None)
+            (7, Some(430), None)
         );
         assert_eq!(
             (usage.containers[0].disk, usage.containers[0].disk_request),
             (120, 1 << 20)
         );
-        assert_eq!(usage.memory_request, 10 << 20);
+        assert_eq!(usage.pod_level_memory_request, Some(13 << 20));
+        // A sidecar has its own request; an ephemeral container is not blamed.
+        let requests = usage.containers.iter();
+        let requests: Vec<_> = requests
+            .map(|container| (container.name.as_str(), container.memory_request >> 20))
+            .collect();
+        assert_eq!(requests, [("a", 10), ("side", 3)]);
     }
 }

@@ -1,6 +1,6 @@
 //! Ranks pods for eviction, and the message of an evicted pod. Pure.
 
-use std::cmp::Ordering;
+use std::{cmp::Ordering, collections::BTreeMap};
 
 use machinery::quantity::{Format, Quantity};
 
@@ -21,6 +21,8 @@ pub struct PodUsage {
     /// `None`: unknown.
     pub memory: Option<i64>,
     pub memory_request: i64,
+    /// The request in the pod's own resources.
+    pub pod_level_memory_request: Option<i64>,
     /// Writable layers, logs and local volumes.
     pub disk: Option<i64>,
     pub disk_request: i64,
@@ -87,22 +89,71 @@ pub fn message(pod: &PodUsage, threshold: &Threshold, seen: &Observations) -> St
             "Threshold quantity: {wanted}, available: {available}. "
         ));
     }
-    for container in &pod.containers {
-        let (used, request) = match resource {
-            Resource::Memory => (container.memory, container.memory_request),
-            Resource::EphemeralStorage => (container.disk, container.disk_request),
-            Resource::Inodes | Resource::Pids => continue,
-        };
-        if used > request {
-            text.push_str(&format!(
-                "Container {} was using {}, request is {}, has larger consumption of {resource}. ",
-                container.name,
-                shown(used, resource),
-                shown(request, resource),
-            ));
-        }
+    if let (Resource::Memory, Some(request), Some(used)) =
+        (resource, pod.pod_level_memory_request, pod.memory)
+    {
+        text.push_str(&format!(
+            "Pod {} was using {}, request is {}, has larger consumption of {resource}. ",
+            pod.name,
+            shown(used, resource),
+            shown(request, resource),
+        ));
+    }
+    for (name, used, request) in offending(pod, resource) {
+        text.push_str(&format!(
+            "Container {name} was using {}, request is {}, has larger consumption of {resource}. ",
+            shown(used, resource),
+            shown(request, resource),
+        ));
     }
     text
+}
+
+/// The containers that use more than they request: name, usage and request.
+fn offending(pod: &PodUsage, resource: Resource) -> Vec<(&str, i64, i64)> {
+    let used = |container: &ContainerUsage| match resource {
+        Resource::Memory => Some((container.memory, container.memory_request)),
+        Resource::EphemeralStorage => Some((container.disk, container.disk_request)),
+        Resource::Inodes | Resource::Pids => None,
+    };
+    let containers = pod.containers.iter().filter_map(|container| {
+        let (used, request) = used(container)?;
+        Some((container.name.as_str(), used, request))
+    });
+    containers
+        .filter(|(_, used, request)| used > request)
+        .collect()
+}
+
+/// The annotations of the event of an eviction; none without the pod's statistics.
+pub fn annotations(pod: &PodUsage, resource: Resource) -> BTreeMap<String, String> {
+    if pod.disk.is_none() && pod.memory.is_none() {
+        return BTreeMap::new();
+    }
+    let offending = offending(pod, resource);
+    let list = |of: fn(&(&str, i64, i64), Resource) -> String| {
+        let parts: Vec<String> = offending.iter().map(|one| of(one, resource)).collect();
+        parts.join(",")
+    };
+    let usage = list(|(_, used, _), resource| shown(*used, resource).to_string());
+    let mut annotations = vec![
+        (
+            "offending_containers",
+            list(|(name, ..), _| (*name).to_owned()),
+        ),
+        ("offending_containers_usage", usage),
+        ("starved_resource", resource.to_string()),
+    ];
+    if let (Resource::Memory, Some(_), Some(used)) =
+        (resource, pod.pod_level_memory_request, pod.memory)
+    {
+        annotations.push(("offending_pod", pod.name.clone()));
+        annotations.push(("offending_pod_usage", shown(used, resource).to_string()));
+    }
+    let annotations = annotations.into_iter();
+    annotations
+        .map(|(key, value)| (key.to_owned(), value))
+        .collect()
 }
 
 #[cfg(test)]
@@ -195,5 +246,25 @@ mod tests {
             "The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi. \
              Container c was using 700Mi, request is 10Mi, has larger consumption of memory. "
         );
+        // With pod-level resources the pod is blamed, too.
+        greedy.pod_level_memory_request = Some(20 * mib);
+        let whole = "available: 50Mi. Pod p was using 700Mi, request is 20Mi, has larger consumption of memory. Container c";
+        let text = message(&greedy, &threshold, &seen);
+        assert!(text.contains(whole), "{text}");
+        let shown = annotations(&greedy, Resource::Memory);
+        let shown: Vec<_> = shown
+            .iter()
+            .map(|(k, v)| (k.as_str(), v.as_str()))
+            .collect();
+        let expected = [
+            ("offending_containers", "c"),
+            ("offending_containers_usage", "700Mi"),
+            ("offending_pod", "p"),
+            ("offending_pod_usage", "700Mi"),
+            ("starved_resource", "memory"),
+        ];
+        assert_eq!(shown, expected);
+        let unknown = pod("p", 0, None, 0);
+        assert!(annotations(&unknown, Resource::Memory).is_empty());
     }
 }

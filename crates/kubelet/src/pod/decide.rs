@@ -76,6 +76,8 @@ pub enum Action {
         grace: i64,
         /// The container is started again, whatever its restart policy says about the exit code.
         restart: bool,
+        /// Containers that end first, by name. Meanwhile the preStop hook runs, within the grace period.
+        after: Vec<String>,
     },
     /// All containers have ended for a RestartAllContainers rule: they are removed, and the pod
     /// starts again.
@@ -181,7 +183,11 @@ fn replace_sandbox(view: &View, attempt: u32, decision: &mut Decision) {
         return;
     }
     for container in view.observed.alive() {
-        decision.kill(Kill::of_pod(view, container));
+        let after = stop::earlier(view, &container.name);
+        decision.kill(Kill {
+            after,
+            ..Kill::of_pod(view, container)
+        });
     }
     if !decision.actions.is_empty() {
         return;
@@ -287,6 +293,7 @@ fn keep_main(view: &View, container: &Spec, decision: &mut Decision) -> bool {
                     grace: own_grace(view.pod, container, reason),
                     reason,
                     restart,
+                    after: Vec::new(),
                     container: running,
                 });
             }

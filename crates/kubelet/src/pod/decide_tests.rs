@@ -87,8 +87,14 @@ fn short(decision: &Decision) -> Vec<String> {
             restart_count,
             ..
         } => format!("start {name} {restart_count}"),
-        Action::Kill { name, grace, .. } => format!("kill {name} {grace}"),
+        Action::Kill {
+            name, grace, after, ..
+        } if after.is_empty() => format!("kill {name} {grace}"),
+        Action::Kill {
+            name, grace, after, ..
+        } => format!("kill {name} {grace} after {}", after.join(" ")),
         Action::Reset { containers, .. } => format!("reset {}", containers.join(" ")),
+        Action::Resize { containers } if containers.is_empty() => "resize".to_owned(),
         Action::Resize { containers } => format!("resize {}", containers[0].1),
         Action::TearDown => "tear down".to_owned(),
     };
@@ -218,7 +224,7 @@ fn sidecars_stop_when_the_work_is_done() {
         "initContainers": [{"name": "side", "restartPolicy": "Always"}],
         "containers": [{"name": "a"}]}));
     let seen = vec![container("side", State::Running), exited("a", 0)];
-    assert_eq!(actions(&pod, seen), ["kill side 30"]);
+    assert_eq!(actions(&pod, seen), ["kill side 30 after a"]);
 }
 
 #[test]
@@ -317,11 +323,49 @@ fn a_deleted_pod_loses_containers_then_sidecars_then_sandbox_then_volumes() {
     });
     let running = |name| container(name, State::Running);
     let seen = vec![running("a"), running("side")];
-    assert_eq!(short(&see(&pod, seen, &ready(), stop)), ["kill a 10"]);
+    let all = ["kill a 10", "kill side 6 after a"];
+    assert_eq!(short(&see(&pod, seen.clone(), &ready(), stop)), all);
+    // A kill under way has the whole grace period: nothing is repeated while time passes.
+    let kills = ["a", "side"].map(|name| Task::Kill(format!("{name}-id")));
+    let under_way = Memory {
+        running: kills.map(|kill| (kill, 10)).into(),
+        ..ready()
+    };
+    let decision = see(&pod, seen, &under_way, stop);
+    assert!(
+        decision.actions.is_empty() && !decision.ended,
+        "{decision:?}"
+    );
     let seen = vec![exited("a", 143), running("side")];
-    assert_eq!(short(&see(&pod, seen, &ready(), stop)), ["kill side 6"]);
+    let left = see(&pod, seen, &ready(), stop);
+    assert_eq!(short(&left), ["kill side 6 after a"]);
     let seen = vec![exited("a", 143), exited("side", 143)];
     assert_eq!(short(&see(&pod, seen, &ready(), stop)), ["stop s"]);
+}
+
+#[test]
+fn each_sidecar_waits_for_the_main_containers_and_for_those_that_started_after_it() {
+    let sidecar = |name: &str| serde_json::json!({"name": name, "restartPolicy": "Always"});
+    let pod = pod(serde_json::json!({
+        "initContainers": [sidecar("one"), {"name": "init"}, sidecar("two"), sidecar("three")],
+        "containers": [{"name": "a"}, {"name": "b"}]}));
+    let running = |name| container(name, State::Running);
+    let seen = ["a", "one", "two", "three"].map(running).to_vec();
+    let stop = Some(Stop {
+        grace: 10,
+        since: at(NOW),
+    });
+    let expected = [
+        "kill a 10",
+        "kill one 10 after a b two three",
+        "kill two 10 after a b three",
+        "kill three 10 after a b",
+    ];
+    assert_eq!(short(&see(&pod, seen, &ready(), stop)), expected);
+    // An init container that still runs waits for nothing and holds up nothing.
+    let seen = ["one", "init"].map(running).to_vec();
+    let expected = ["kill one 10 after a b two three", "kill init 10"];
+    assert_eq!(short(&see(&pod, seen, &ready(), stop)), expected);
 }
 
 #[test]
@@ -455,6 +499,21 @@ fn a_resize_is_applied_in_place_or_by_a_restart() {
         actions(&with("RestartContainer"), vec![sized(1)]),
         ["kill a 30"]
     );
+    // The pod's own limits follow when the container has ended.
+    let shrinks = Memory {
+        pod_grows: true,
+        ..ready()
+    };
+    let look = |memory: &Memory, seen| {
+        let decision = see(&with("RestartContainer"), vec![seen], memory, None);
+        short(&decision)
+    };
+    assert_eq!(look(&shrinks, sized(1)), ["kill a 30"]);
+    let killed = Memory {
+        pod_grows: true,
+        ..killed_to_restart(&sized(1))
+    };
+    assert_eq!(look(&killed, exited("a", 143)), ["start a 1", "resize"]);
 }
 
 #[test]

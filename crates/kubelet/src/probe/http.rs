@@ -16,6 +16,9 @@ use super::Answer;
 const MAX_BODY: usize = 10 * 1024;
 const MAX_REDIRECTS: usize = 10;
 
+/// The error of a TLS client whose server does not use TLS.
+const NO_TLS: &str = "http: server gave HTTP response to HTTPS client";
+
 /// The URL and headers of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target {
@@ -24,10 +27,11 @@ pub(crate) struct Target {
     port: u16,
     path: String,
     headers: Vec<(String, String)>,
+    agent: &'static str,
 }
 
 impl Target {
-    /// From `httpGet`; the host defaults to the pod's IP.
+    /// From `httpGet` of a probe; the host defaults to the pod's IP.
     pub(crate) fn new(
         get: &HTTPGetAction,
         container: &Container,
@@ -57,10 +61,37 @@ impl Target {
             headers: headers
                 .map(|header| (header.name.clone(), header.value.clone()))
                 .collect(),
+            agent: "kube-probe/1.36",
         })
     }
 
-    fn authority(&self) -> String {
+    /// The target of a hook.
+    pub(crate) fn of_hook(self) -> Self {
+        Self {
+            agent: "kube-lifecycle/1.36",
+            ..self
+        }
+    }
+
+    /// The same without TLS, and without credentials.
+    fn without_tls(&self) -> Self {
+        let headers = self.headers.iter();
+        let kept = headers.filter(|(name, _)| !name.eq_ignore_ascii_case("authorization"));
+        Self {
+            tls: false,
+            headers: kept.cloned().collect(),
+            ..self.clone()
+        }
+    }
+
+    /// The URL.
+    fn url(&self) -> String {
+        let scheme = if self.tls { "https" } else { "http" };
+        format!("{scheme}://{}{}", self.authority(), self.path)
+    }
+
+    /// The host and port.
+    pub(crate) fn authority(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)
         } else {
@@ -82,32 +113,47 @@ pub(crate) async fn probe(target: &Target, timeout: Duration) -> Answer {
 }
 
 /// The status and the beginning of the body.
-pub(crate) async fn get(target: &Target, timeout: Duration) -> Result<(u16, String), String> {
-    let url = |target: &Target| {
-        let scheme = if target.tls { "https" } else { "http" };
-        format!("{scheme}://{}{}", target.authority(), target.path)
-    };
-    let exchange = async {
-        let mut target = target.clone();
-        for _ in 0..MAX_REDIRECTS {
-            let (status, location, body) = ask(&target).await?;
-            match location.filter(|_| (300..400).contains(&status)) {
-                Some(location) => match redirected(&target, &location) {
-                    Some(next) => target = next,
-                    None => return Ok((status, body)),
-                },
-                None => return Ok((status, body)),
-            }
-        }
-        Err("stopped after 10 redirects".to_owned())
-    };
-    match tokio::time::timeout(timeout, exchange).await {
-        Ok(answer) => answer.map_err(|message| format!("Get \"{}\": {message}", url(target))),
+async fn get(target: &Target, timeout: Duration) -> Result<(u16, String), String> {
+    match tokio::time::timeout(timeout, follow(target)).await {
+        Ok(answer) => answer,
         Err(_) => Err(format!(
             "Get \"{}\": context deadline exceeded (Client.Timeout exceeded while awaiting headers)",
-            url(target)
+            target.url()
         )),
     }
+}
+
+/// Sends the request of a hook and waits for the response, whose status does not matter, as upstream. A server without
+/// TLS gets an HTTPS request again in plain HTTP; returns whether that happened.
+pub(crate) async fn call(target: &Target) -> Result<bool, String> {
+    match follow(target).await {
+        Ok(_) => Ok(false),
+        Err(message) if target.tls && message.ends_with(NO_TLS) => {
+            follow(&target.without_tls()).await.map(|_| true)
+        }
+        Err(message) => Err(message),
+    }
+}
+
+/// The response after redirects.
+async fn follow(first: &Target) -> Result<(u16, String), String> {
+    let mut target = first.clone();
+    for _ in 0..MAX_REDIRECTS {
+        let answer = ask(&target).await;
+        let (status, location, body) =
+            answer.map_err(|message| format!("Get \"{}\": {message}", first.url()))?;
+        match location.filter(|_| (300..400).contains(&status)) {
+            Some(location) => match redirected(&target, &location) {
+                Some(next) => target = next,
+                None => return Ok((status, body)),
+            },
+            None => return Ok((status, body)),
+        }
+    }
+    Err(format!(
+        "Get \"{}\": stopped after 10 redirects",
+        first.url()
+    ))
 }
 
 /// The next target, unless it is on another host. A location without a host is relative to the target.
@@ -202,10 +248,19 @@ async fn ask(target: &Target) -> Result<(u16, Option<String>, String), String> {
         let tls = connector
             .connect(name, tcp)
             .await
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| tls_error(&error))?;
         exchange(target, TokioIo::new(tls)).await
     } else {
         exchange(target, TokioIo::new(tcp)).await
+    }
+}
+
+fn tls_error(error: &std::io::Error) -> String {
+    let inner = error.get_ref();
+    let inner = inner.and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match inner {
+        Some(rustls::Error::InvalidMessage(_)) => NO_TLS.to_owned(),
+        _ => error.to_string(),
     }
 }
 
@@ -217,7 +272,7 @@ where
         .await
         .map_err(|error| error.to_string())?;
     let mut request = Request::get(&target.path)
-        .header(header::USER_AGENT, "kube-probe/1.36")
+        .header(header::USER_AGENT, target.agent)
         .header(header::ACCEPT, "*/*")
         .header(header::CONNECTION, "close");
     let own_host = target
@@ -281,7 +336,7 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
-                let mut buffer = [0; 1024];
+                let mut buffer = [0; 16 * 1024];
                 let _ = stream.read(&mut buffer).await;
                 let _ = stream.write_all(response.as_bytes()).await;
             }
@@ -307,6 +362,25 @@ mod tests {
         assert_eq!(probe(&away, second).await, Answer::Warning(expected));
     }
 
+    #[tokio::test]
+    async fn a_hook_succeeds_with_any_status_and_falls_back_to_plain_http() {
+        let bad = answering("HTTP/1.1 503 X\r\ncontent-length: 0\r\n\r\n").await;
+        assert_eq!(call(&bad).await, Ok(false));
+        let secure = Target {
+            tls: true,
+            headers: vec![("Authorization".into(), "x".into())],
+            ..bad.clone()
+        };
+        assert_eq!(call(&secure).await, Ok(true));
+        assert!(secure.without_tls().headers.is_empty());
+        let probed = probe(&secure, Duration::from_secs(2)).await;
+        let url = secure.url();
+        let expected = format!("Get \"{url}\": {NO_TLS}");
+        assert_eq!(probed, Answer::Failed(expected));
+        let closed = Target { port: 1, ..bad };
+        assert!(call(&closed).await.is_err());
+    }
+
     #[test]
     fn locations_are_resolved_against_the_request_as_urls_are() {
         let target = Target {
@@ -315,6 +389,7 @@ mod tests {
             port: 8080,
             path: "/a/b?c".into(),
             headers: Vec::new(),
+            agent: "",
         };
         let shown = |location: &str| {
             let next = redirected(&target, location)?;

@@ -205,6 +205,7 @@ pub(super) fn file_system(path: &Path, now: Timestamp) -> FsStats {
         time: Some(Time(now)),
         ..Default::default()
     };
+    stats.device = rustix::fs::stat(path).ok().map(|found| found.st_dev);
     if let Ok(found) = rustix::fs::statvfs(path) {
         let bytes = |blocks: u64| Some(blocks.saturating_mul(found.f_frsize));
         stats.available_bytes = bytes(found.f_bavail);

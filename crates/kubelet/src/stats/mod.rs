@@ -188,6 +188,9 @@ pub struct FsStats {
     /// The capacity without blocks reserved for root.
     #[serde(skip)]
     pub usable_bytes: Option<u64>,
+    /// The number of the file system's device.
+    #[serde(skip)]
+    pub device: Option<u64>,
 }
 
 /// Identifies a pod.

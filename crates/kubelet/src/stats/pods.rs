@@ -129,6 +129,7 @@ fn volume_stats(core: &Core, pod: Option<&Pod>, measured: Measured, now: Timesta
             inodes: Some(usage.inodes.unwrap_or(0)),
             inodes_used: Some(usage.inodes_used.unwrap_or(0)),
             usable_bytes: None,
+            device: None,
         },
         name: measured.name,
         is_local: false,

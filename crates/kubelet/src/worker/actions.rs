@@ -131,6 +131,7 @@ impl Worker {
             message,
             grace,
             restart,
+            after,
             ..
         } = action
         else {
@@ -145,8 +146,15 @@ impl Worker {
             let replaced = Replaced { was, shown_until };
             self.memory.replaced.insert(name.clone(), replaced);
         }
+        let mut alive = self.alive.subscribe();
         async move {
-            hooks::kill(&core, &pod, &id, &name, &ips, grace).await;
+            let turn = async {
+                // Fails only if the worker is gone, and this task with it.
+                let _ = alive
+                    .wait_for(|alive| !after.iter().any(|name| alive.contains(name)))
+                    .await;
+            };
+            hooks::kill(&core, &pod, &id, &name, &ips, grace, turn).await;
             Done::Ended(Task::Kill(id))
         }
         .boxed()

@@ -85,6 +85,44 @@ async fn a_pod_deleted_without_grace_frees_its_resources_while_it_still_stops() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn all_pre_stop_hooks_run_at_once_and_sidecars_end_after_the_main_containers() {
+    let node = TestNode::start().await;
+    let named = |name: &str| {
+        let hook = json!({"preStop": {"exec": {"command": [format!("leave-{name}")]}}});
+        json!({"name": name, "image": "here:1", "lifecycle": hook})
+    };
+    let sidecar = |name: &str| {
+        let mut container = named(name);
+        container["restartPolicy"] = "Always".into();
+        container
+    };
+    let spec = json!({"initContainers": [sidecar("first"), sidecar("second")],
+        "containers": [named("main")]});
+    node.create("p", spec).await;
+    node.shows("p", "/phase", "Running").await;
+    node.runtime.state.lock().holds_stops = true;
+    let params = DeleteParams::default();
+    node.pods().delete("p", &params).await.unwrap();
+    node.wait("all hooks to run", || async {
+        node.runtime.state.lock().executed.len() == 3
+    })
+    .await;
+    node.wait("the main container to be stopped", || async {
+        !node.runtime.state.lock().stops.is_empty()
+    })
+    .await;
+    let stopped = || -> Vec<String> {
+        let stops = node.runtime.state.lock().stops.clone();
+        stops.into_iter().map(|(name, _)| name).collect()
+    };
+    assert_eq!(stopped(), ["main"]);
+    node.runtime.state.lock().holds_stops = false;
+    node.wait("the pod to go", || async { node.get("p").await.is_none() })
+        .await;
+    assert_eq!(stopped()[..3], ["main", "second", "first"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_container_that_fails_its_liveness_probe_restarts_though_it_ends_well() {
     let node = TestNode::start().await;
     node.runtime.state.lock().stop_code = Some(0);

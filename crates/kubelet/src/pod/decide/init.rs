@@ -92,6 +92,7 @@ fn keep_sidecar(
                     grace: own_grace(view.pod, container, reason),
                     reason,
                     restart: true,
+                    after: Vec::new(),
                     container: active,
                 });
                 return false;

@@ -47,6 +47,8 @@ pub(super) struct Kill<'a> {
     pub message: String,
     pub grace: i64,
     pub restart: bool,
+    /// Containers that end first, by name.
+    pub after: Vec<String>,
 }
 
 impl<'a> Kill<'a> {
@@ -58,6 +60,7 @@ impl<'a> Kill<'a> {
             message: format!("Stopping container {}", container.name),
             grace: spec::grace_period(view.pod),
             restart: false,
+            after: Vec::new(),
         }
     }
 
@@ -80,6 +83,7 @@ impl Decision {
             message: kill.message,
             grace: kill.grace,
             restart: kill.restart,
+            after: kill.after,
         });
     }
 }

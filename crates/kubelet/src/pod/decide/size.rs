@@ -11,8 +11,18 @@ use crate::{
     },
 };
 
-/// Resizes containers that differ from their spec and need no restart.
+/// Resizes containers that differ from their spec and need no restart, after those that need one have ended: until then
+/// they use memory that the new limits may not leave them.
 pub(super) fn resize(view: &View, decision: &mut Decision) {
+    let restarts = spec::containers(view.pod).any(|(_, container)| {
+        let seen = view.observed.active(&container.name);
+        seen.is_some_and(|seen| {
+            seen.state == State::Running && needs_restart(view, &container, seen)
+        })
+    });
+    if restarts {
+        return;
+    }
     let killed = |id: &str| {
         decision
             .actions

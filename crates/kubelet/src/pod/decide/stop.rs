@@ -3,7 +3,6 @@
 use super::{Action, Decision, Kill, MINIMUM_GRACE, View};
 use crate::pod::{
     memory::{Task, Volumes},
-    observed::Container,
     spec,
 };
 
@@ -34,44 +33,52 @@ pub(super) fn stop_pod(view: &View, decision: &mut Decision) {
     }
 }
 
-/// Stops the containers, sidecars last; true when none is left.
+/// Stops the containers, sidecars last; true when none is left. All preStop hooks run at once.
 fn stop_containers(view: &View, decision: &mut Decision) -> bool {
     let grace = view
         .stop
         .map_or_else(|| spec::grace_period(view.pod), |stop| stop.grace);
-    let sidecars: Vec<&str> = spec::init_containers(view.pod)
-        .iter()
-        .filter(|c| spec::is_sidecar(c))
-        .map(|c| c.name.as_str())
-        .collect();
-    let is_sidecar = |c: &Container| sidecars.contains(&c.name.as_str());
-    let (last, first): (Vec<_>, Vec<_>) = view.observed.alive().partition(|c| is_sidecar(c));
-    for container in &first {
+    let mut any = false;
+    for container in view.observed.alive() {
+        any = true;
+        let after = earlier(view, &container.name);
+        let begins = !view.memory.is_running(&Task::Kill(container.id.clone()));
+        let late = begins && is_sidecar(view, &container.name);
         decision.kill(Kill {
-            grace,
+            grace: if late { left(view, grace) } else { grace },
+            after,
             ..Kill::of_pod(view, container)
         });
     }
-    if !first.is_empty() || starts_run(view) {
-        return false;
-    }
-    // Sidecars end in the reverse order of their start, within the rest of the pod's grace period.
+    !any && !starts_run(view)
+}
+
+/// The rest of the pod's grace period.
+fn left(view: &View, grace: i64) -> i64 {
     let elapsed = view
         .stop
         .map_or(0, |stop| (view.now - stop.since).get_seconds());
-    let left = grace.saturating_sub(elapsed).max(MINIMUM_GRACE);
-    let newest = sidecars
-        .iter()
-        .rev()
-        .find(|name| last.iter().any(|c| c.name == **name));
-    let Some(name) = newest else { return true };
-    for container in last.iter().filter(|c| c.name == **name) {
-        decision.kill(Kill {
-            grace: left,
-            ..Kill::of_pod(view, container)
-        });
+    grace.saturating_sub(elapsed).max(MINIMUM_GRACE.min(grace))
+}
+
+fn is_sidecar(view: &View, name: &str) -> bool {
+    let mut init = spec::init_containers(view.pod).iter();
+    init.any(|c| c.name == name && spec::is_sidecar(c))
+}
+
+/// The containers that end before this one: a sidecar ends after the main containers and after the sidecars that
+/// started after it.
+pub(super) fn earlier(view: &View, name: &str) -> Vec<String> {
+    let init = spec::init_containers(view.pod);
+    let Some(position) = init.iter().position(|c| c.name == name) else {
+        return Vec::new();
+    };
+    if !spec::is_sidecar(&init[position]) {
+        return Vec::new();
     }
-    false
+    let later = init[position + 1..].iter().filter(|c| spec::is_sidecar(c));
+    let main = &spec::spec(view.pod).containers;
+    main.iter().chain(later).map(|c| c.name.clone()).collect()
 }
 
 /// Whether a running task creates something that has to be removed again.

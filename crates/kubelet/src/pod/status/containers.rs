@@ -72,9 +72,11 @@ pub(super) fn ephemeral(facts: &Facts) -> Vec<ContainerStatus> {
     let containers = spec::ephemeral_containers(facts.pod)
         .iter()
         .map(spec::as_container);
-    containers
-        .map(|container| container_status(facts, &container, previous, false))
-        .collect()
+    let containers =
+        containers.map(|container| container_status(facts, &container, previous, false));
+    let mut all: Vec<_> = containers.collect();
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    all
 }
 
 fn ended_well(status: &ContainerStatus) -> bool {

@@ -20,6 +20,9 @@ use super::{
     spec,
 };
 
+/// The maximum length of all termination messages of a pod, as upstream.
+const MESSAGES: usize = 12 * 1024;
+
 /// The inputs of the status.
 pub struct Facts<'a> {
     /// The pod with its allocated resources.
@@ -104,11 +107,33 @@ pub fn compute(facts: &Facts) -> PodStatus {
     status.init_container_statuses = some(containers::init(facts));
     status.container_statuses = Some(containers::main(facts));
     status.ephemeral_container_statuses = some(containers::ephemeral(facts));
+    limit_messages(facts.pod, &mut status);
     resources::set(facts, &mut status);
     set_addresses(facts, &mut status);
     set_phase(facts, &mut status);
     status.conditions = Some(conditions::all(facts, &status));
     status
+}
+
+/// The termination messages of all containers share a limit.
+fn limit_messages(pod: &Pod, status: &mut PodStatus) {
+    let spec = spec::spec(pod);
+    let ephemeral = spec.ephemeral_containers.iter().flatten().count();
+    let init = spec.init_containers.iter().flatten().count();
+    let limit = MESSAGES / (spec.containers.len() + init + ephemeral).max(1);
+    let lists = [
+        &mut status.container_statuses,
+        &mut status.init_container_statuses,
+        &mut status.ephemeral_container_statuses,
+    ];
+    for container in lists.into_iter().flatten().flatten() {
+        for state in [&mut container.state, &mut container.last_state] {
+            let ended = state.as_mut().and_then(|state| state.terminated.as_mut());
+            if let Some(message) = ended.and_then(|ended| ended.message.as_mut()) {
+                message.truncate(message.floor_char_boundary(limit));
+            }
+        }
+    }
 }
 
 fn set_addresses(facts: &Facts, status: &mut PodStatus) {

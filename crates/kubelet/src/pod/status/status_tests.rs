@@ -102,6 +102,25 @@ fn two() -> serde_json::Value {
 }
 
 #[test]
+fn termination_messages_of_a_pod_share_a_limit_and_are_cut_between_characters() {
+    let names: Vec<String> = (0..4).map(|number| format!("c{number}")).collect();
+    let specs: Vec<_> = names
+        .iter()
+        .map(|name| serde_json::json!({"name": name}))
+        .collect();
+    let ended = names.iter().map(|name| Container {
+        message: "x".to_owned() + &"ä".repeat(2000),
+        ..container(name, State::Exited, 1)
+    });
+    let spec = serde_json::json!({"containers": specs, "restartPolicy": "Never"});
+    let status = Case::new(spec, ended.collect()).status();
+    for container in status.container_statuses.unwrap() {
+        let message = container.state.unwrap().terminated.unwrap().message;
+        assert_eq!(message.unwrap().len(), 3071);
+    }
+}
+
+#[test]
 fn phases_follow_the_containers() {
     use State::{Exited, Running};
     let run = |name| container(name, Running, 0);
