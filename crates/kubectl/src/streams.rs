@@ -330,7 +330,8 @@ pub(crate) fn pod_selector(object: &Value) -> Option<String> {
     };
     for term in list(&selector["matchExpressions"]) {
         let key = str_of(&term["key"]);
-        let values: Vec<&str> = list(&term["values"]).map(str_of).collect();
+        let mut values: Vec<&str> = list(&term["values"]).map(str_of).collect();
+        values.sort_unstable();
         terms.push(match str_of(&term["operator"]) {
             "In" => format!("{key} in ({})", values.join(",")),
             "NotIn" => format!("{key} notin ({})", values.join(",")),

@@ -1,5 +1,7 @@
 //! Certificate signing requests: requester and subject.
 
+use std::net::IpAddr;
+
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::Value;
 
@@ -24,9 +26,9 @@ pub(super) fn describe(text: &mut Text, object: &Value) {
         text.field(0, "Requested Duration", &duration);
     }
     text.field(0, "Status", &status(object));
-    let subject = request(str_of(&spec["request"])).unwrap_or_default();
+    let request = Request::read(str_of(&spec["request"])).unwrap_or_default();
     let all = |kind: &[u8]| -> Vec<&str> {
-        let same = subject.iter().filter(|(oid, _)| oid == kind);
+        let same = request.subject.iter().filter(|(oid, _)| oid == kind);
         same.map(|(_, value)| value.as_str()).collect()
     };
     let last = |kind: &[u8]| all(kind).last().copied().unwrap_or_default();
@@ -42,14 +44,32 @@ pub(super) fn describe(text: &mut Text, object: &Value) {
         ("StreetAddress", 9),
         ("PostalCode", 17),
     ] {
-        for (at, value) in all(&[0x55, 4, kind]).iter().enumerate() {
-            let name = if at == 0 {
-                format!("{name}:")
-            } else {
-                String::new()
-            };
-            text.line(0, &format!("\t{name}\t{value}"));
-        }
+        listed(text, name, &all(&[0x55, 4, kind]));
+    }
+    if !request.names.is_empty() {
+        text.line(0, "Subject Alternative Names:");
+    }
+    for (name, kind) in [
+        ("DNS Names", DNS),
+        ("Email Addresses", EMAIL),
+        ("URIs", URI),
+        ("IP Addresses", IP),
+    ] {
+        let same = request.names.iter().filter(|(tag, _)| *tag == kind);
+        let values: Vec<&str> = same.map(|(_, value)| value.as_str()).collect();
+        listed(text, name, &values);
+    }
+}
+
+/// Values one below the other.
+fn listed(text: &mut Text, name: &str, values: &[&str]) {
+    for (at, value) in values.iter().enumerate() {
+        let name = if at == 0 {
+            format!("{name}:")
+        } else {
+            String::new()
+        };
+        text.line(0, &format!("\t{name}\t{value}"));
     }
 }
 
@@ -73,19 +93,49 @@ fn status(object: &Value) -> String {
     parts.join(",")
 }
 
-/// The subject of a PEM request, as pairs of object identifier and value.
-fn request(encoded: &str) -> Option<Vec<(Vec<u8>, String)>> {
-    let pem = String::from_utf8(BASE64_STANDARD.decode(encoded).ok()?).ok()?;
-    let body: String = pem
-        .lines()
-        .filter(|line| !line.starts_with("-----"))
-        .collect();
-    let der = BASE64_STANDARD.decode(body.trim()).ok()?;
-    let (outer, _) = element(&der)?;
-    let (info, _) = element(outer)?;
-    // The version, then the subject.
-    let (_, rest) = element(info)?;
-    let (mut names, _) = element(rest)?;
+/// Tags of alternative names.
+const EMAIL: u8 = 0x81;
+const DNS: u8 = 0x82;
+const URI: u8 = 0x86;
+const IP: u8 = 0x87;
+
+/// The object identifier of a request's extensions: 1.2.840.113549.1.9.14.
+const EXTENSIONS: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 9, 14];
+/// That of the alternative names: 2.5.29.17.
+const ALTERNATIVE_NAMES: &[u8] = &[0x55, 0x1d, 17];
+
+/// What a PEM request is for.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Request {
+    /// Pairs of object identifier and value.
+    subject: Vec<(Vec<u8>, String)>,
+    /// Alternative names with their tags.
+    names: Vec<(u8, String)>,
+}
+
+impl Request {
+    fn read(encoded: &str) -> Option<Self> {
+        let pem = String::from_utf8(BASE64_STANDARD.decode(encoded).ok()?).ok()?;
+        let body: String = pem
+            .lines()
+            .filter(|line| !line.starts_with("-----"))
+            .collect();
+        let der = BASE64_STANDARD.decode(body.trim()).ok()?;
+        let (outer, _) = element(&der)?;
+        let (info, _) = element(outer)?;
+        // The version, the subject, the public key, and the attributes.
+        let (_, rest) = element(info)?;
+        let (subject, rest) = element(rest)?;
+        let (_, rest) = element(rest)?;
+        let attributes = element(rest).map_or(&[][..], |(attributes, _)| attributes);
+        Some(Self {
+            subject: pairs(subject)?,
+            names: alternative_names(attributes).unwrap_or_default(),
+        })
+    }
+}
+
+fn pairs(mut names: &[u8]) -> Option<Vec<(Vec<u8>, String)>> {
     let mut subject = Vec::new();
     while !names.is_empty() {
         let (mut set, more) = element(names)?;
@@ -99,6 +149,49 @@ fn request(encoded: &str) -> Option<Vec<(Vec<u8>, String)>> {
         }
     }
     Some(subject)
+}
+
+/// The value of a sequence that begins with this object identifier.
+fn value_of<'a>(mut sequences: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
+    while !sequences.is_empty() {
+        let (sequence, more) = element(sequences)?;
+        sequences = more;
+        let (oid, value) = element(sequence)?;
+        if oid == wanted {
+            return Some(value);
+        }
+    }
+    None
+}
+
+fn alternative_names(attributes: &[u8]) -> Option<Vec<(u8, String)>> {
+    let (set, _) = element(value_of(attributes, EXTENSIONS)?)?;
+    let (extensions, _) = element(set)?;
+    let mut value = value_of(extensions, ALTERNATIVE_NAMES)?;
+    // Whether the extension is critical may come first.
+    if value.first() == Some(&1) {
+        (_, value) = element(value)?;
+    }
+    let (octets, _) = element(value)?;
+    let (mut names, _) = element(octets)?;
+    let mut found = Vec::new();
+    while let Some(&tag) = names.first() {
+        let (name, more) = element(names)?;
+        names = more;
+        let text = match tag {
+            DNS | EMAIL | URI => String::from_utf8_lossy(name).into_owned(),
+            IP => address(name)?.to_string(),
+            _ => continue,
+        };
+        found.push((tag, text));
+    }
+    Some(found)
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let four = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    let address = four.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from));
+    address.ok().map(|address| address.to_canonical())
 }
 
 /// The content of the first DER element, and the rest.
@@ -122,11 +215,41 @@ fn element(der: &[u8]) -> Option<(&[u8], &[u8])> {
 mod tests {
     use super::*;
 
+    /// `openssl req -new -subj /O=dev/CN=jane -addext subjectAltName=…`
+    const REQUEST: &str = "\
+-----BEGIN CERTIFICATE REQUEST-----\n\
+MIIBVzCB/gIBADAdMQwwCgYDVQQKDANkZXYxDTALBgNVBAMMBGphbmUwWTATBgcq\n\
+hkjOPQIBBggqhkjOPQMBBwNCAASfpAXtuqpOD3c3gTi2nIlMXw7CQXzhuRY/Yit9\n\
+1bdiRhXwIYMvyuGXmPAyA/qKafm1ze7h51s1dqrI7QBBXK7KoH8wfQYJKoZIhvcN\n\
+AQkOMXAwbjBsBgNVHREEZTBjgg1hLmV4YW1wbGUuY29thwTAAAIBgRBqYW5lQGV4\n\
+YW1wbGUuY29tgg1iLmV4YW1wbGUuY29thhlzcGlmZmU6Ly9leGFtcGxlLmNvbS9q\n\
+YW5lhxAgAQ24AAAAAAAAAAAAAAABMAoGCCqGSM49BAMCA0gAMEUCIQCkKEJC9q4q\n\
+gklYOp42miOaTh5qnoohCwjz0xWbPJLqVQIgQL3OTfau53XMV728xma8OjpcVW88\n\
+dfYF/khmaic3bSM=\n\
+-----END CERTIFICATE REQUEST-----\n\
+";
+
     #[test]
     fn broken_requests_have_no_subject() {
-        assert_eq!(request("nonsense"), None);
-        assert_eq!(request(""), None);
+        assert_eq!(Request::read("nonsense"), None);
+        assert_eq!(Request::read(""), None);
         assert_eq!(element(&[0x30, 0x82, 0xff]), None);
         assert_eq!(element(&[0x30, 2, 1, 2, 9]), Some((&[1, 2][..], &[9][..])));
+    }
+
+    #[test]
+    fn alternative_names_are_shown_by_kind() {
+        let request = BASE64_STANDARD.encode(REQUEST);
+        let mut text = Text::default();
+        describe(
+            &mut text,
+            &serde_json::json!({"spec": {"request": request}}),
+        );
+        let text = text.with_tabs();
+        let expected = "Subject:\n\tCommon Name:\tjane\n\tSerial Number:\t\n\tOrganization:\tdev\n\
+            Subject Alternative Names:\n\tDNS Names:\ta.example.com\n\t\tb.example.com\n\
+            \tEmail Addresses:\tjane@example.com\n\tURIs:\tspiffe://example.com/jane\n\
+            \tIP Addresses:\t192.0.2.1\n\t\t2001:db8::1\n";
+        assert!(text.ends_with(expected), "{text}");
     }
 }

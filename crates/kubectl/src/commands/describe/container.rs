@@ -1,5 +1,6 @@
 //! Containers: configuration, state, last state and reasons.
 
+use machinery::quantity::Quantity;
 use serde_json::Value;
 
 use crate::json::{entries, list, str_of};
@@ -176,11 +177,14 @@ fn probe(probe: &Value) -> String {
     if !probe["httpGet"].is_null() {
         let get = &probe["httpGet"];
         let scheme = get["scheme"].as_str().unwrap_or("HTTP").to_lowercase();
+        let host = match str_of(&get["host"]) {
+            address if address.contains(':') => format!("[{address}]"),
+            host => host.to_owned(),
+        };
         return format!(
-            "http-get {scheme}://{}:{}{} {attributes}",
-            str_of(&get["host"]),
+            "http-get {scheme}://{host}:{}{} {attributes}",
             plain(&get["port"]),
-            str_of(&get["path"])
+            url_path(str_of(&get["path"]))
         );
     }
     if !probe["tcpSocket"].is_null() {
@@ -199,6 +203,16 @@ fn probe(probe: &Value) -> String {
         );
     }
     format!("unknown {attributes}")
+}
+
+/// A path in a URL, as Go writes it: a query in the path is part of it.
+fn url_path(path: &str) -> String {
+    let slash = match path.starts_with('/') || path.is_empty() {
+        true => "",
+        false => "/",
+    };
+    // These need no escapes in a path.
+    format!("{slash}{}", stdx::percent::encode(path, "/$&+,:;=@"))
 }
 
 fn environment(text: &mut Text, container: &Value, pod: Option<&Value>) {
@@ -241,8 +255,16 @@ fn environment(text: &mut Text, container: &Value, pod: Option<&Value>) {
             }
             continue;
         }
-        let value = reference(from, container, pod);
-        text.line(3, &format!("{name}:\t{value}"));
+        let known = [
+            "fieldRef",
+            "resourceFieldRef",
+            "secretKeyRef",
+            "configMapKeyRef",
+        ];
+        if known.iter().any(|field| from[*field].is_object()) {
+            let value = reference(from, container, pod);
+            text.line(3, &format!("{name}:\t{value}"));
+        }
     }
 }
 
@@ -257,13 +279,8 @@ fn reference(from: &Value, container: &Value, pod: Option<&Value>) -> String {
         return format!("{value} ({version}:{path})");
     }
     if !from["resourceFieldRef"].is_null() {
+        let value = resource_value(&from["resourceFieldRef"], container);
         let resource = str_of(&from["resourceFieldRef"]["resource"]);
-        let (kind, name) = resource.split_once('.').unwrap_or((resource, ""));
-        let value = match &container["resources"][kind][name] {
-            Value::Null if resource.starts_with("limits.") => "node allocatable".to_owned(),
-            Value::Null => "0".to_owned(),
-            value => plain(value),
-        };
         return format!("{value} ({resource})");
     }
     let of = |what: &str, kind: &str, reference: &Value| {
@@ -280,19 +297,40 @@ fn reference(from: &Value, container: &Value, pod: Option<&Value>) -> String {
     }
 }
 
-/// The value of a pod field that the downward API supports.
-fn field_of(pod: &Value, path: &str) -> String {
-    if let Some((map, key)) = path.split_once("['") {
-        let field = map.rsplit('.').next().unwrap_or_default();
-        return str_of(&pod["metadata"][field][key.trim_end_matches("']")]).to_owned();
+/// The container's resource in units of the divisor, rounded up.
+fn resource_value(from: &Value, container: &Value) -> String {
+    let resource = str_of(&from["resource"]);
+    let (kind, name) = resource.split_once('.').unwrap_or((resource, ""));
+    let known = ["cpu", "memory", "ephemeral-storage"];
+    if !(known.contains(&name) || name.starts_with("hugepages-")) {
+        return String::new();
     }
-    let value = path.split('.').fold(pod, |value, field| &value[field]);
+    let quantity = |value: &Value| plain(value).parse().unwrap_or(Quantity::ZERO);
+    let amount: Quantity = quantity(&container["resources"][kind][name]);
+    let divisor: Quantity = quantity(&from["divisor"]);
+    let (amount, one) = match name {
+        "cpu" => (amount.millis(), 1000),
+        _ => (amount.value(), 1),
+    };
+    let unit = match name {
+        _ if divisor.is_zero() => one,
+        "cpu" => divisor.millis(),
+        _ => divisor.value(),
+    };
+    let amount = amount as f64 / unit as f64;
+    match (amount.ceil() as i64, resource) {
+        (0, "limits.cpu" | "limits.memory") => "node allocatable".to_owned(),
+        (amount, _) => amount.to_string(),
+    }
+}
+
+/// The value of a field of the pod; upstream knows these alone.
+fn field_of(pod: &Value, path: &str) -> String {
     match path {
-        "status.podIPs" => list(value)
-            .map(|ip| str_of(&ip["ip"]))
-            .collect::<Vec<_>>()
-            .join(","),
-        _ => plain(value),
+        "metadata.name" | "metadata.namespace" => {
+            str_of(&pod["metadata"][path.trim_start_matches("metadata.")]).to_owned()
+        }
+        _ => String::new(),
     }
 }
 
@@ -321,9 +359,15 @@ fn mounts(text: &mut Text, container: &Value) {
             ),
         );
     }
-    if list(&container["volumeDevices"]).len() > 0 {
-        text.line(2, "Devices:");
-        for device in list(&container["volumeDevices"]) {
+    let mut devices: Vec<&Value> = list(&container["volumeDevices"]).collect();
+    devices.sort_by_key(|device| str_of(&device["devicePath"]).to_owned());
+    if !devices.is_empty() {
+        // Upstream says here, too, that there are no mounts.
+        match list(&container["volumeMounts"]).len() {
+            0 => text.field(2, "Devices", "<none>"),
+            _ => text.line(2, "Devices:"),
+        }
+        for device in devices {
             text.line(
                 3,
                 &format!(
@@ -333,5 +377,70 @@ fn mounts(text: &mut Text, container: &Value) {
                 ),
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_url_of_a_probe_has_escapes_and_brackets_as_go_writes_it() {
+        for (host, path, expected) in [
+            ("", "/healthz", "http://:8080/healthz"),
+            ("", "/a?full=true", "http://:8080/a%3Ffull=true"),
+            ("", "ready", "http://:8080/ready"),
+            ("2001:db8::1", "/", "http://[2001:db8::1]:8080/"),
+        ] {
+            let shown = probe(&json!({"httpGet": {"host": host, "path": path, "port": 8080}}));
+            assert!(
+                shown.starts_with(&format!("http-get {expected} delay=0s")),
+                "{shown}"
+            );
+        }
+    }
+
+    #[test]
+    fn variables_have_the_values_that_upstream_knows() {
+        let container = json!({"resources": {"limits": {"cpu": "1500m", "memory": "64Mi"}}});
+        let pod = json!({"metadata": {"name": "p", "uid": "u"}, "spec": {"nodeName": "n"}});
+        let resource = |name: &str, divisor: &str| json!({"resourceFieldRef": {"resource": name, "divisor": divisor}});
+        let field = |path: &str| json!({"fieldRef": {"apiVersion": "v1", "fieldPath": path}});
+        for (from, expected) in [
+            (resource("limits.cpu", "0"), "2 (limits.cpu)"),
+            (resource("limits.cpu", "1m"), "1500 (limits.cpu)"),
+            (resource("limits.memory", "0"), "67108864 (limits.memory)"),
+            (resource("limits.memory", "1Mi"), "64 (limits.memory)"),
+            (resource("requests.cpu", "0"), "0 (requests.cpu)"),
+            (
+                resource("limits.ephemeral-storage", "0"),
+                "0 (limits.ephemeral-storage)",
+            ),
+            (field("metadata.name"), "p (v1:metadata.name)"),
+            (field("metadata.uid"), " (v1:metadata.uid)"),
+            (field("spec.nodeName"), " (v1:spec.nodeName)"),
+        ] {
+            assert_eq!(reference(&from, &container, Some(&pod)), expected);
+        }
+        let none = json!({});
+        let from = resource("limits.memory", "0");
+        let expected = "node allocatable (limits.memory)";
+        assert_eq!(reference(&from, &none, Some(&pod)), expected);
+    }
+
+    #[test]
+    fn devices_are_sorted() {
+        let mut text = Text::default();
+        let device = |path: &str| json!({"devicePath": path, "name": "d"});
+        mounts(
+            &mut text,
+            &json!({"volumeDevices": [device("/dev/b"), device("/dev/a")]}),
+        );
+        assert_eq!(
+            text.with_tabs(),
+            "    Mounts:\t<none>\n    Devices:\t<none>\n      /dev/a from d\n      /dev/b from d\n"
+        );
     }
 }

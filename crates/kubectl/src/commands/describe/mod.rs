@@ -218,6 +218,15 @@ pub(super) fn pod_template(template: &Value) -> String {
     text.with_tabs()
 }
 
+/// The UID in an object's events: those of a static pod are about the pod on its node.
+fn event_uid(object: &Value) -> &str {
+    let metadata = &object["metadata"];
+    match str_of(&metadata["annotations"]["kubernetes.io/config.mirror"]) {
+        uid if object["kind"] == "Pod" && !uid.is_empty() => uid,
+        _ => str_of(&metadata["uid"]),
+    }
+}
+
 /// The Events of an object, as a table.
 async fn put_events(
     session: &Session,
@@ -226,33 +235,33 @@ async fn put_events(
     object: &Value,
 ) -> Result<()> {
     let metadata = &object["metadata"];
-    let namespace = match target.resource.namespaced {
-        true => str_of(&metadata["namespace"]).to_owned(),
-        // Events of cluster-scoped objects are in the default namespace.
-        false => "default".to_owned(),
-    };
-    let uid = match str_of(&object["kind"]) {
-        // Events of nodes reference them by name.
-        "Node" => str_of(&metadata["name"]),
-        _ => str_of(&metadata["uid"]),
+    let path = match target.resource.namespaced {
+        true => format!(
+            "/api/v1/namespaces/{}/events",
+            str_of(&metadata["namespace"])
+        ),
+        false => "/api/v1/events".to_owned(),
     };
     let list = async |uid: &str| {
-        let mut selector = format!(
-            "involvedObject.name={},involvedObject.uid={uid}",
-            str_of(&metadata["name"])
+        let selector = format!(
+            "involvedObject.name={},involvedObject.namespace={},involvedObject.uid={uid}",
+            str_of(&metadata["name"]),
+            str_of(&metadata["namespace"])
         );
-        if target.resource.namespaced {
-            selector.push_str(&format!(",involvedObject.namespace={namespace}"));
-        }
-        let path = format!("/api/v1/namespaces/{namespace}/events");
-        session
+        let found = session
             .api
             .items(&with_query(&path, &[("fieldSelector", selector)]))
-            .await
+            .await;
+        match found {
+            // Without permission to list them there are none, as upstream.
+            Err(_) if object["kind"] != "ConfigMap" => Ok(Vec::new()),
+            found => found,
+        }
     };
-    let mut found = list(uid).await?;
+    let mut found = list(event_uid(object)).await?;
     if object["kind"] == "Node" {
-        found.extend(list(str_of(&metadata["uid"])).await?);
+        // Its kubelet refers to it by name.
+        found.extend(list(str_of(&metadata["name"])).await?);
     }
     if found.is_empty() {
         text.field(0, "Events", "<none>");
@@ -281,4 +290,22 @@ async fn put_events(
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn events_of_a_static_pod_are_found_by_the_uid_on_its_node() {
+        let annotations = json!({"kubernetes.io/config.mirror": "hash"});
+        let pod = json!({"kind": "Pod", "metadata": {"uid": "u", "annotations": annotations}});
+        assert_eq!(event_uid(&pod), "hash");
+        assert_eq!(
+            event_uid(&json!({"kind": "Pod", "metadata": {"uid": "u"}})),
+            "u"
+        );
+    }
 }

@@ -1,10 +1,11 @@
 //! Services, endpoint slices and ingresses.
 
 use anyhow::Result;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     api::with_query,
+    error,
     json::{list, str_of},
     output::table,
     session::Session,
@@ -38,7 +39,8 @@ pub(super) async fn service(session: &Session, text: &mut Text, object: &Value) 
     if !ingress.is_empty() {
         text.field(0, "LoadBalancer Ingress", &ingress.join(", "));
     }
-    let slices = slices_of(session, object).await?;
+    // Without permission to list them, there are none.
+    let slices = slices_of(session, object).await.unwrap_or_default();
     for port in list(&spec["ports"]) {
         let name = match str_of(&port["name"]) {
             "" => "<unset>",
@@ -64,11 +66,7 @@ pub(super) async fn service(session: &Session, text: &mut Text, object: &Value) 
                 ),
             );
         }
-        text.field(
-            0,
-            "Endpoints",
-            &endpoints(&slices, Some(str_of(&port["name"]))),
-        );
+        text.field(0, "Endpoints", &endpoints(&slices, str_of(&port["name"])));
     }
     text.field(0, "Session Affinity", str_of(&spec["sessionAffinity"]));
     text.optional(0, "External Traffic Policy", &spec["externalTrafficPolicy"]);
@@ -109,51 +107,51 @@ async fn slices_of(session: &Session, service: &Value) -> Result<Vec<Value>> {
         .await
 }
 
-/// Ready addresses with their ports; `None` is every port.
-fn endpoints(slices: &[Value], port_name: Option<&str>) -> String {
+/// Ready addresses with the port of this name.
+fn endpoints(slices: &[Value], port_name: &str) -> String {
     if slices.is_empty() {
         return "<none>".to_owned();
     }
-    let mut found = Vec::new();
-    for slice in slices {
-        let ready = || {
-            list(&slice["endpoints"]).filter(|endpoint| endpoint["conditions"]["ready"] != false)
-        };
-        if list(&slice["ports"]).len() == 0 {
-            found.extend(ready().map(|endpoint| str_of(&endpoint["addresses"][0]).to_owned()));
+    let mut shown = Vec::new();
+    let (mut count, mut has_more) = (0, false);
+    let mut add = |endpoint: &Value, port: Option<&Value>| {
+        // Upstream says that there are more also if those are not ready: `+ 0 more...`.
+        has_more |= shown.len() == MAX_ENDPOINTS;
+        if endpoint["conditions"]["ready"] == false {
+            return;
         }
-        for port in list(&slice["ports"]) {
-            if port_name.is_some_and(|name| str_of(&port["name"]) != name) {
-                continue;
-            }
-            found.extend(ready().map(|endpoint| {
-                let address = str_of(&endpoint["addresses"][0]);
-                match address.contains(':') {
-                    true => format!("[{address}]:{}", number(&port["port"])),
-                    false => format!("{address}:{}", number(&port["port"])),
-                }
-            }));
+        count += 1;
+        if !has_more {
+            let address = str_of(&endpoint["addresses"][0]);
+            shown.push(match port {
+                None => address.to_owned(),
+                Some(port) if address.contains(':') => format!("[{address}]:{}", number(port)),
+                Some(port) => format!("{address}:{}", number(port)),
+            });
+        }
+    };
+    for slice in slices {
+        if list(&slice["ports"]).len() == 0 {
+            list(&slice["endpoints"]).for_each(|endpoint| add(endpoint, None));
+        }
+        let ports = list(&slice["ports"]).filter(|port| str_of(&port["name"]) == port_name);
+        for port in ports {
+            list(&slice["endpoints"]).for_each(|endpoint| add(endpoint, Some(&port["port"])));
         }
     }
-    let shown = found[..found.len().min(MAX_ENDPOINTS)].join(",");
-    match found.len() > MAX_ENDPOINTS {
-        true => format!("{shown} + {} more...", found.len() - MAX_ENDPOINTS),
-        false => shown,
+    let text = shown.join(",");
+    match has_more {
+        true => format!("{text} + {} more...", count - MAX_ENDPOINTS),
+        false => text,
     }
 }
 
 /// Addresses of a load balancer.
 fn addresses(status: &Value) -> Vec<String> {
-    let one = |ingress: &Value| {
-        let address = [&ingress["ip"], &ingress["hostname"]]
-            .into_iter()
-            .map(str_of)
-            .find(|text| !text.is_empty());
-        let mode = match str_of(&ingress["ipMode"]) {
-            "" => String::new(),
-            mode => format!(" ({mode})"),
-        };
-        format!("{}{mode}", address.unwrap_or_default())
+    let one = |ingress: &Value| match (str_of(&ingress["ip"]), str_of(&ingress["ipMode"])) {
+        ("", _) => str_of(&ingress["hostname"]).to_owned(),
+        (address, "") => address.to_owned(),
+        (address, mode) => format!("{address} ({mode})"),
     };
     list(&status["ingress"]).map(one).collect()
 }
@@ -219,11 +217,11 @@ pub(super) async fn ingress(session: &Session, text: &mut Text, object: &Value) 
     text.field(0, "Name", str_of(&object["metadata"]["name"]));
     text.labels("Labels", &object["metadata"]["labels"]);
     text.field(0, "Namespace", namespace);
-    text.field(
-        0,
-        "Address",
-        &addresses(&object["status"]["loadBalancer"]).join(","),
-    );
+    let mut known = addresses(&object["status"]["loadBalancer"]);
+    known.retain(|address| !address.is_empty());
+    known.sort();
+    known.dedup();
+    text.field(0, "Address", &known.join(","));
     let class = if spec["ingressClassName"].is_null() {
         "<none>"
     } else {
@@ -232,7 +230,7 @@ pub(super) async fn ingress(session: &Session, text: &mut Text, object: &Value) 
     text.field(0, "Ingress Class", class);
     let default = match spec["defaultBackend"].is_null() {
         true => "<default>".to_owned(),
-        false => backend(session, namespace, &spec["defaultBackend"]).await?,
+        false => backend(session, namespace, &spec["defaultBackend"]).await,
     };
     text.field(0, "Default backend", &default);
     if list(&spec["tls"]).len() > 0 {
@@ -257,7 +255,7 @@ pub(super) async fn ingress(session: &Session, text: &mut Text, object: &Value) 
         };
         text.line(1, &format!("{host}\t"));
         for path in list(&rule["http"]["paths"]) {
-            let backend = backend(session, namespace, &path["backend"]).await?;
+            let backend = backend(session, namespace, &path["backend"]).await;
             text.line(2, &format!("\t{} \t{backend}", str_of(&path["path"])));
         }
     }
@@ -269,7 +267,7 @@ pub(super) async fn ingress(session: &Session, text: &mut Text, object: &Value) 
 }
 
 /// `web:80 (10.0.0.1:8080)`
-async fn backend(session: &Session, namespace: &str, backend: &Value) -> Result<String> {
+async fn backend(session: &Session, namespace: &str, backend: &Value) -> String {
     if !backend["resource"].is_null() {
         let resource = &backend["resource"];
         let group = if resource["apiGroup"].is_null() {
@@ -277,11 +275,11 @@ async fn backend(session: &Session, namespace: &str, backend: &Value) -> Result<
         } else {
             str_of(&resource["apiGroup"])
         };
-        return Ok(format!(
+        return format!(
             "APIGroup: {group}, Kind: {}, Name: {}",
             str_of(&resource["kind"]),
             str_of(&resource["name"])
-        ));
+        );
     }
     let (name, port) = (
         str_of(&backend["service"]["name"]),
@@ -292,21 +290,55 @@ async fn backend(session: &Session, namespace: &str, backend: &Value) -> Result<
     } else {
         plain(&port["name"])
     };
+    let text = format!("{name}:{port_text}");
+    match endpoints_behind(session, namespace, name, port).await {
+        Ok(endpoints) => format!("{text} ({endpoints})"),
+        Err(error) => format!("{text} (<error: {}>)", error::message(&error)),
+    }
+}
+
+/// The endpoints behind a port of a Service, by number or by name.
+async fn endpoints_behind(
+    session: &Session,
+    namespace: &str,
+    name: &str,
+    port: &Value,
+) -> Result<String> {
+    let named = json!({"metadata": {"namespace": namespace, "name": name}});
+    let slices = slices_of(session, &named).await?;
     let path = format!("/api/v1/namespaces/{namespace}/services/{name}");
-    let Some(service) = session.api.find(&path).await? else {
-        return Ok(format!(
-            "{name}:{port_text} (<error: services \"{name}\" not found>)"
-        ));
-    };
+    let service = session.api.get(&path).await?;
     let is_it = |one: &&Value| {
         one["port"] == port["number"] || (!port["name"].is_null() && one["name"] == port["name"])
     };
-    let port_name = list(&service["spec"]["ports"])
-        .find(is_it)
-        .map(|one| str_of(&one["name"]).to_owned());
-    let slices = slices_of(session, &service).await?;
-    Ok(format!(
-        "{name}:{port_text} ({})",
-        endpoints(&slices, port_name.as_deref())
-    ))
+    let mut ports = list(&service["spec"]["ports"]);
+    let port_name = ports.find(is_it).map_or("", |one| str_of(&one["name"]));
+    Ok(endpoints(&slices, port_name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_endpoints_are_shown_and_the_others_counted() {
+        let endpoint = |at: usize, ready: bool| json!({"addresses": [format!("10.0.0.{at}")], "conditions": {"ready": ready}});
+        let slice =
+            |all: Vec<Value>| json!({"ports": [{"name": "", "port": 80}], "endpoints": all});
+        for (all, expected) in [
+            (vec![endpoint(1, true), endpoint(2, false)], "10.0.0.1:80"),
+            (
+                (1..5).map(|at| endpoint(at, true)).collect(),
+                "10.0.0.1:80,10.0.0.2:80,10.0.0.3:80 + 1 more...",
+            ),
+            (
+                (1..5).map(|at| endpoint(at, at < 4)).collect(),
+                "10.0.0.1:80,10.0.0.2:80,10.0.0.3:80 + 0 more...",
+            ),
+        ] {
+            assert_eq!(endpoints(&[slice(all)], ""), expected);
+        }
+        assert_eq!(endpoints(&[slice(vec![endpoint(1, true)])], "https"), "");
+        assert_eq!(endpoints(&[], ""), "<none>");
+    }
 }

@@ -1,6 +1,6 @@
 //! Nodes: capacity, pods, and allocated resources.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use machinery::{
@@ -21,7 +21,7 @@ use super::text::{Text, plain, since, time};
 pub(super) async fn describe(session: &Session, text: &mut Text, node: &Value) -> Result<()> {
     let (metadata, spec, status) = (&node["metadata"], &node["spec"], &node["status"]);
     text.field(0, "Name", str_of(&metadata["name"]));
-    let roles: Vec<String> = entries(&metadata["labels"])
+    let roles: BTreeSet<String> = entries(&metadata["labels"])
         .into_iter()
         .filter_map(
             |(key, value)| match key.strip_prefix("node-role.kubernetes.io/") {
@@ -37,7 +37,7 @@ pub(super) async fn describe(session: &Session, text: &mut Text, node: &Value) -
         &if roles.is_empty() {
             "<none>".to_owned()
         } else {
-            roles.join(",")
+            roles.into_iter().collect::<Vec<_>>().join(",")
         },
     );
     text.maps(node);
@@ -158,7 +158,11 @@ fn local_devices(text: &mut Text, slices: &[Value]) {
 }
 
 fn taints(text: &mut Text, taints: &Value) {
-    let mut lines: Vec<String> = list(taints)
+    let mut sorted: Vec<&Value> = list(taints).collect();
+    let key = |taint: &&Value| format!("{},{}", str_of(&taint["effect"]), str_of(&taint["key"]));
+    sorted.sort_by_key(key);
+    let lines: Vec<String> = sorted
+        .into_iter()
         .map(|taint| match str_of(&taint["value"]) {
             "" => format!("{}:{}", str_of(&taint["key"]), str_of(&taint["effect"])),
             value => format!(
@@ -168,7 +172,6 @@ fn taints(text: &mut Text, taints: &Value) {
             ),
         })
         .collect();
-    lines.sort();
     text.lines("Taints", lines);
 }
 
@@ -177,10 +180,7 @@ async fn lease(session: &Session, text: &mut Text, node: &str) -> Result<()> {
     let lease = match session.api.get(&path).await {
         Ok(lease) => lease,
         Err(error) => {
-            let message = match error.downcast_ref::<crate::error::ServerError>() {
-                Some(crate::error::ServerError(status)) => status.message.clone(),
-                None => format!("{error:#}"),
-            };
+            let message = crate::error::message(&error);
             text.field(0, "Lease", &format!("Failed to get lease: {message}"));
             return Ok(());
         }
@@ -334,6 +334,15 @@ mod tests {
         let shown = text.with_tabs();
         assert!(shown.contains("web\t\t1 (50%)\t0 (0%)"), "{shown}");
         assert!(shown.contains("cpu\t500m (25%)\t0 (0%)"), "{shown}");
+    }
+
+    #[test]
+    fn taints_are_sorted_by_effect() {
+        let mut text = Text::default();
+        let taint = |key: &str, effect: &str| json!({"key": key, "effect": effect});
+        let all = json!([taint("a", "NoSchedule"), taint("b", "NoExecute")]);
+        taints(&mut text, &all);
+        assert_eq!(text.with_tabs(), "Taints:\tb:NoExecute\n\ta:NoSchedule\n");
     }
 
     #[test]

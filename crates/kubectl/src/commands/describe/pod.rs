@@ -205,8 +205,33 @@ fn spread_constraints(text: &mut Text, constraints: &Value, space: &str) {
         }
         line
     };
-    let lines: Vec<String> = list(constraints).map(line).collect();
+    let mut sorted: Vec<&Value> = list(constraints).collect();
+    sorted.sort_by_key(|constraint| str_of(&constraint["topologyKey"]).to_owned());
+    let lines: Vec<String> = sorted.into_iter().map(line).collect();
     if !lines.is_empty() {
         text.lines(&format!("{space}Topology Spread Constraints"), lines);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn spread_constraints_are_sorted_by_their_keys() {
+        let constraint = |key: &str| json!({"topologyKey": key, "whenUnsatisfiable": "DoNotSchedule", "maxSkew": 1});
+        let mut text = Text::default();
+        spread_constraints(
+            &mut text,
+            &json!([constraint("zone"), constraint("host")]),
+            "",
+        );
+        assert_eq!(
+            text.with_tabs(),
+            "Topology Spread Constraints:\thost:DoNotSchedule when max skew 1 is exceeded\n\
+             \tzone:DoNotSchedule when max skew 1 is exceeded\n"
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! Namespaces, quotas, limit ranges, disruption budgets and priority classes.
 
 use anyhow::Result;
+use machinery::quantity::Quantity;
 use serde_json::Value;
 
 use crate::{
@@ -9,6 +10,26 @@ use crate::{
 };
 
 use super::text::{Text, format_labels, number, plain, selector};
+
+/// What a scope of a quota selects.
+const SCOPES: &[(&str, &str)] = &[
+    (
+        "Terminating",
+        "Matches all pods that have an active deadline. These pods have a limited lifespan on a node before being actively terminated by the system.",
+    ),
+    (
+        "NotTerminating",
+        "Matches all pods that do not have an active deadline. These pods usually include long running pods whose container command is not expected to terminate.",
+    ),
+    (
+        "BestEffort",
+        "Matches all pods that do not have resource requirements set. These pods have a best effort quality of service.",
+    ),
+    (
+        "NotBestEffort",
+        "Matches all pods that have at least one resource requirement set. These pods have a burstable or guaranteed quality of service.",
+    ),
+];
 
 pub(super) async fn namespace(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
     let name = str_of(&object["metadata"]["name"]);
@@ -38,7 +59,7 @@ pub(super) async fn namespace(session: &Session, text: &mut Text, object: &Value
         scopes(text, quota, 1);
         text.line(1, "Resource\tUsed\tHard");
         text.line(1, "--------\t---\t---");
-        amounts(text, quota, 1);
+        amounts(text, quota, 1, false);
     }
     text.line(0, "");
     let ranges = session
@@ -64,15 +85,34 @@ fn scopes(text: &mut Text, quota: &Value, level: usize) {
     if !scopes.is_empty() {
         text.field(level, "Scopes", &scopes.join(", "));
     }
+    let meanings = scopes.iter().filter_map(|scope| {
+        let known = SCOPES.iter().find(|(name, _)| name == scope);
+        known.map(|(_, meaning)| *meaning)
+    });
+    // In a namespace's description the level indents them.
+    let indent = if level == 0 { " " } else { "" };
+    meanings.for_each(|meaning| text.line(level, &format!("{indent}* {meaning}")));
 }
 
-fn amounts(text: &mut Text, quota: &Value, level: usize) {
+fn amounts(text: &mut Text, quota: &Value, level: usize, in_format_of_hard: bool) {
     for (name, hard) in entries(&quota["status"]["hard"]) {
         let used = match &quota["status"]["used"][name] {
             Value::Null => "0".to_owned(),
+            used if in_format_of_hard => in_format_of(used, hard),
             used => plain(used),
         };
         text.line(level, &format!("{name}\t{used}\t{}", plain(hard)));
+    }
+}
+
+/// An amount with the units of another, rounded up to a whole one if they differ.
+fn in_format_of(amount: &Value, other: &Value) -> String {
+    let parse = |value: &Value| plain(value).parse::<Quantity>().ok();
+    match (parse(amount), parse(other)) {
+        (Some(amount), Some(other)) if amount.format() != other.format() => {
+            Quantity::from_value(amount.value(), other.format()).to_string()
+        }
+        _ => plain(amount),
     }
 }
 
@@ -81,7 +121,7 @@ pub(super) fn quota(text: &mut Text, object: &Value) {
     scopes(text, object, 0);
     text.line(0, "Resource\tUsed\tHard");
     text.line(0, "--------\t----\t----");
-    amounts(text, object, 0);
+    amounts(text, object, 0, true);
 }
 
 pub(super) fn limit_range(text: &mut Text, object: &Value) {
@@ -174,4 +214,31 @@ pub(super) fn priority_class(text: &mut Text, object: &Value) {
         "Annotations",
         &format_labels(&object["metadata"]["annotations"]),
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_quota_explains_its_scopes_and_has_one_unit_for_a_resource() {
+        let object = json!({"metadata": {"name": "q", "namespace": "n"},
+            "spec": {"scopes": ["NotBestEffort", "PriorityClass"]},
+            "status": {"hard": {"memory": "1G", "cpu": "2"}, "used": {"memory": "64Mi", "cpu": "100m"}}});
+        let mut text = Text::default();
+        quota(&mut text, &object);
+        let text = text.with_tabs();
+        assert!(
+            text.contains(
+                "Scopes:\tNotBestEffort, PriorityClass\n * Matches all pods that have at least one"
+            ),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("cpu\t100m\t2\nmemory\t67108864\t1G\n"),
+            "{text}"
+        );
+    }
 }

@@ -32,7 +32,7 @@ fn access_modes(value: &Value) -> String {
 }
 
 /// The class of a claim or a volume: the deprecated annotation takes precedence.
-fn class_name(object: &Value) -> &str {
+pub(super) fn class_name(object: &Value) -> &str {
     let annotations = &object["metadata"]["annotations"];
     match str_of(&annotations["volume.beta.kubernetes.io/storage-class"]) {
         "" => str_of(&object["spec"]["storageClassName"]),
@@ -76,12 +76,7 @@ pub(super) async fn claim(session: &Session, text: &mut Text, object: &Value) ->
     text.field(0, "Capacity", &capacity);
     text.field(0, "Access Modes", &modes);
     text.optional(0, "VolumeMode", &spec["volumeMode"]);
-    if !spec["dataSource"].is_null() {
-        text.line(0, "DataSource:");
-        text.optional(1, "APIGroup", &spec["dataSource"]["apiGroup"]);
-        text.field(1, "Kind", str_of(&spec["dataSource"]["kind"]));
-        text.field(1, "Name", str_of(&spec["dataSource"]["name"]));
-    }
+    data_source(text, 0, &spec["dataSource"]);
     let pods = session
         .api
         .items(&format!(
@@ -116,6 +111,16 @@ pub(super) async fn claim(session: &Session, text: &mut Text, object: &Value) ->
     ];
     text.conditions(&object["status"]["conditions"], &columns, " ");
     Ok(())
+}
+
+/// What a claim is filled with.
+pub(super) fn data_source(text: &mut Text, level: usize, source: &Value) {
+    if !source.is_null() {
+        text.line(level, "DataSource:");
+        text.optional(level + 1, "APIGroup", &source["apiGroup"]);
+        text.field(level + 1, "Kind", str_of(&source["kind"]));
+        text.field(level + 1, "Name", str_of(&source["name"]));
+    }
 }
 
 /// The capacity of a volume; none is 0.
@@ -153,7 +158,7 @@ pub(super) fn volume(text: &mut Text, object: &Value) {
     node_affinity(text, &spec["nodeAffinity"]);
     text.field(0, "Message", str_of(&object["status"]["message"]));
     text.line(0, "Source:");
-    volume::source(text, spec);
+    volume::persistent(text, spec);
 }
 
 fn node_affinity(text: &mut Text, affinity: &Value) {

@@ -76,24 +76,7 @@ impl Text {
 
     /// `a: b` lines; long values are below their keys.
     pub(super) fn annotations(&mut self, title: &str, annotations: &Value) {
-        let mut lines = Vec::new();
-        for (key, value) in entries(annotations)
-            .into_iter()
-            .filter(|(key, _)| !HIDDEN.contains(key))
-        {
-            let value = str_of(value).strip_suffix('\n').unwrap_or(str_of(value));
-            if value.len() + key.len() + 2 > MAX_ANNOTATION || value.contains('\n') {
-                lines.push(format!("{key}:"));
-                lines.extend(
-                    value
-                        .split('\n')
-                        .map(|line| format!("  {}", shortened(line))),
-                );
-            } else {
-                lines.push(format!("{key}: {value}"));
-            }
-        }
-        self.lines(title, lines);
+        self.lines(title, annotation_lines(annotations));
     }
 
     /// A table of conditions; `times` are the fields with times in it.
@@ -139,11 +122,30 @@ impl Text {
     }
 }
 
-fn shortened(line: &str) -> String {
-    match line.char_indices().nth(MAX_ANNOTATION - 2) {
-        Some((end, _)) => format!("{}...", &line[..end]),
-        None => line.to_owned(),
+/// `a: b` for each annotation; the lines of long values are indented below their keys.
+pub(super) fn annotation_lines(annotations: &Value) -> Vec<String> {
+    let mut lines = Vec::new();
+    let shown = entries(annotations).into_iter();
+    for (key, value) in shown.filter(|(key, _)| !HIDDEN.contains(key)) {
+        let value = str_of(value).strip_suffix('\n').unwrap_or(str_of(value));
+        if value.len() + key.len() + 2 > MAX_ANNOTATION || value.contains('\n') {
+            lines.push(format!("{key}:"));
+            let short = |line| format!("  {}", shortened(line, MAX_ANNOTATION - 2));
+            lines.extend(value.split('\n').map(short));
+        } else {
+            lines.push(format!("{key}: {value}"));
+        }
     }
+    lines
+}
+
+/// The first bytes of a line that is longer than that many.
+pub(super) fn shortened(line: &str, length: usize) -> String {
+    if line.len() <= length {
+        return line.to_owned();
+    }
+    let end = (0..=length).rev().find(|at| line.is_char_boundary(*at));
+    format!("{}...", &line[..end.unwrap_or(0)])
 }
 
 /// A value without quotes.
@@ -250,6 +252,17 @@ mod tests {
         let text = text.finish();
         assert!(!text.contains(['\x1b', '\r']), "{text:?}");
         assert!(text.contains("^[]0;title"), "{text:?}");
+    }
+
+    #[test]
+    fn terms_of_a_selector_and_their_values_are_sorted() {
+        let expression = |key: &str, operator: &str, values: &[&str]| serde_json::json!({"key": key, "operator": operator, "values": values});
+        let expressions = [
+            expression("tier", "NotIn", &["b", "a"]),
+            expression("app", "In", &["rich", "poor"]),
+        ];
+        let query = selector(&serde_json::json!({"matchExpressions": expressions}));
+        assert_eq!(query, "app in (poor,rich),tier notin (a,b)");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use anyhow::Result;
 use serde_json::Value;
 
 use crate::{
+    error,
     json::{list, str_of},
     output::table,
     session::Session,
@@ -12,8 +13,12 @@ use crate::{
 
 use super::{
     pod::template,
+    storage,
     text::{Text, bracketed, controller, number, or_unset, plain, selector, time},
 };
+
+/// How much of a list of indexes is shown.
+const MAX_INDEXES: usize = 50;
 
 /// `1 Running / 0 Waiting / 0 Succeeded / 0 Failed` of the object's pods.
 async fn pods_status(session: &Session, object: &Value) -> Result<String> {
@@ -107,7 +112,8 @@ pub(super) async fn deployment(session: &Session, text: &mut Text, object: &Valu
     }
     template(text, &spec["template"]);
     conditions(text, object);
-    let (old, new) = replica_sets(session, object).await?;
+    // Without permission to list them, they are omitted.
+    let (old, new) = replica_sets(session, object).await.unwrap_or_default();
     if !old.is_empty() || !new.is_empty() {
         let joined = |sets: Vec<String>| {
             if sets.is_empty() {
@@ -182,7 +188,13 @@ async fn replicas(session: &Session, text: &mut Text, object: &Value) -> Result<
         "Replicas",
         &format!("{current} current / {desired} desired"),
     );
-    text.field(0, "Pods Status", &pods_status(session, object).await?);
+    let pods = match pods_status(session, object).await {
+        Err(error) if object["kind"] == "ReplicaSet" => {
+            format!("error in fetching pods: {}", error::message(&error))
+        }
+        pods => pods?,
+    };
+    text.field(0, "Pods Status", &pods);
     template(text, &object["spec"]["template"]);
     conditions(text, object);
     Ok(())
@@ -263,7 +275,7 @@ fn claim_templates(text: &mut Text, templates: &Value) {
     for claim in list(templates) {
         let spec = &claim["spec"];
         text.field(1, "Name", str_of(&claim["metadata"]["name"]));
-        text.field(1, "StorageClass", str_of(&spec["storageClassName"]));
+        text.field(1, "StorageClass", storage::class_name(claim));
         text.labels("  Labels", &claim["metadata"]["labels"]);
         text.labels("  Annotations", &claim["metadata"]["annotations"]);
         let capacity = &spec["resources"]["requests"]["storage"];
@@ -325,12 +337,24 @@ pub(super) fn job(text: &mut Text, object: &Value) {
     text.field(0, "Pods Statuses", &statuses);
     if spec["completionMode"] == "Indexed" {
         let indexes = match str_of(&status["completedIndexes"]) {
-            "" => "<none>",
-            indexes => indexes,
+            "" => "<none>".to_owned(),
+            indexes => first_indexes(indexes),
         };
-        text.field(0, "Completed Indexes", indexes);
+        text.field(0, "Completed Indexes", &indexes);
     }
     template(text, &spec["template"]);
+}
+
+/// About fifty bytes of a list of indexes, up to the next comma.
+fn first_indexes(indexes: &str) -> String {
+    let comma = indexes
+        .bytes()
+        .skip(MAX_INDEXES)
+        .position(|byte| byte == b',');
+    match comma {
+        Some(at) => format!("{}...", &indexes[..=MAX_INDEXES + at]),
+        None => indexes.to_owned(),
+    }
 }
 
 pub(super) fn cron_job(text: &mut Text, object: &Value) {
@@ -389,4 +413,20 @@ pub(super) fn cron_job(text: &mut Text, object: &Value) {
         active.join(", ")
     };
     text.field(0, "Active Jobs", &active);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_list_of_indexes_ends_after_a_comma() {
+        assert_eq!(first_indexes("0-4,6"), "0-4,6");
+        let long: Vec<String> = (10..40).map(|at| (2 * at).to_string()).collect();
+        let shown = first_indexes(&long.join(","));
+        assert_eq!(
+            shown,
+            "20,22,24,26,28,30,32,34,36,38,40,42,44,46,48,50,52,..."
+        );
+    }
 }
