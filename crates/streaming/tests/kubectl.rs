@@ -167,7 +167,8 @@ async fn kubectl_exec_carries_input_output_errors_and_the_exit_code() {
             output.stdout.iter().eq(input.iter().rev()),
             "websockets {websockets}"
         );
-        assert!(complaint.starts_with("complaint"), "{complaint}");
+        // Before it, kubectl may log that the empty message that opens a WebSocket came before it knew the channel.
+        assert!(complaint.contains("complaint"), "{complaint}");
     }
 }
 
