@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Instant};
 
 use arc_swap::ArcSwap;
-use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
+use hickory_proto::op::{Edns, Message, MessageType, OpCode, ResponseCode};
 use network::ClientShares;
 use tokio::sync::Semaphore;
 use tracing::{info, warn};
@@ -13,7 +13,7 @@ use crate::{
     cluster::Cluster,
     log_budget::LogBudget,
     metrics::{Labels, Metrics},
-    reply::{Step, Transport, decide, encode, failure},
+    reply::{Step, Transport, decide, encode, failure, fit, forwarded_limit},
 };
 
 /// State shared by all listeners.
@@ -67,8 +67,12 @@ impl Answers {
             Step::Send(reply) => encode(reply, limit),
             Step::Forward(block, request) => match block.upstream.ask(&request, transport).await {
                 Ok(reply) => {
+                    let payload = request.edns.as_ref().map(Edns::max_payload);
+                    let bytes = match transport {
+                        Transport::Udp => fit(reply.bytes, forwarded_limit(payload)),
+                        Transport::Tcp => reply.bytes,
+                    };
                     let renew = reply.renew.then_some((block, request));
-                    let bytes = reply.bytes;
                     return Some(Resolved { bytes, renew });
                 }
                 Err(code) => {

@@ -12,12 +12,15 @@ use crate::{
     chain::{Block, Chain},
     cluster::Cluster,
     rewrite::{self, Undo},
+    wire::HEADER,
 };
 
 /// Our UDP payload size: fits every path without fragmentation.
 const PAYLOAD: u16 = 1232;
 /// The payload size of a client without EDNS.
 const PLAIN_PAYLOAD: u16 = 512;
+/// In the third byte of a message.
+const TRUNCATED: u8 = 2;
 
 /// The transport of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -54,6 +57,11 @@ pub struct Completion {
 pub fn limit(payload: Option<u16>) -> usize {
     let taken = payload.unwrap_or(PLAIN_PAYLOAD);
     usize::from(taken.clamp(PLAIN_PAYLOAD, PAYLOAD))
+}
+
+/// The same for forwarded replies: those of servers may be as long as the client allows.
+pub fn forwarded_limit(payload: Option<u16>) -> usize {
+    usize::from(payload.unwrap_or(PLAIN_PAYLOAD).max(PLAIN_PAYLOAD))
 }
 
 /// Decides about a request; also returns the maximum datagram size of the client.
@@ -193,4 +201,20 @@ pub fn encode(mut reply: Message, limit: usize) -> Option<Vec<u8>> {
         bytes = reply.to_vec().ok()?;
     }
     Some(bytes)
+}
+
+/// A forwarded reply, truncated to `limit`: it may have come over TCP.
+pub fn fit(mut bytes: Vec<u8>, limit: usize) -> Vec<u8> {
+    if bytes.len() <= limit {
+        return bytes;
+    }
+    let reply = Message::from_vec(&bytes).ok();
+    if let Some(fitting) = reply.and_then(|reply| encode(reply, limit)) {
+        return fitting;
+    }
+    // Only the header, without records and truncated.
+    bytes.resize(HEADER, 0);
+    bytes[2] |= TRUNCATED;
+    bytes[4..].fill(0);
+    bytes
 }

@@ -25,7 +25,7 @@ use crate::{
     cache::{Cache, CacheLookup},
     corefile::{self, Forward, Policy, Preference, Resolver},
     hosts::within,
-    reply::Transport,
+    reply::{Transport, fit, forwarded_limit},
     resolvers::Resolvers,
     wire::{self, Plain},
 };
@@ -114,6 +114,7 @@ impl Upstream {
         };
         wire::readdress(&mut bytes, request, question)?;
         self.resolvers.metrics.hit(&bytes);
+        let bytes = fit(bytes, forwarded_limit(question.payload));
         Some(Reply { bytes, renew })
     }
 

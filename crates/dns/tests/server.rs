@@ -220,6 +220,49 @@ fn other_names_are_forwarded_to_the_nodes_resolvers() {
     });
 }
 
+/// Answers every name over TCP with this many addresses.
+fn long_resolver(at: &str, count: u8) {
+    let listener = TcpListener::bind(at).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let request = Message::from_vec(&read_framed(&mut stream)).unwrap();
+            let mut reply = Message::response(request.metadata.id, request.metadata.op_code);
+            reply.add_queries(request.queries.clone());
+            let name = request.queries[0].name();
+            reply.add_answers((0..count).map(|number| {
+                let address = RData::A(A::new(203, 0, 113, number));
+                Record::from_rdata(name.clone(), 60, address)
+            }));
+            let bytes = reply.to_vec().unwrap();
+            let length = u16::try_from(bytes.len()).unwrap().to_be_bytes();
+            stream.write_all(&[&length[..], &bytes].concat()).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_forwarded_reply_is_as_long_as_the_clients_datagrams() {
+    lab::node(|_| async {
+        long_resolver("127.0.0.1:53", 60);
+        let corefile = ".:53 {\n forward . 127.0.0.1 {\n force_tcp\n }\n cache 30\n kubernetes cluster.local\n}\n";
+        let _running = start_with("", Some(corefile)).await;
+        until("web.default.svc.cluster.local.", &["10.43.0.9"]).await;
+        // Forwarded, and from the cache.
+        for _ in 0..2 {
+            let reply = blocking(|| ask_udp("long.example.")).await;
+            let length = reply.to_vec().unwrap().len();
+            assert!(reply.metadata.truncation && length <= 512, "{length}");
+            assert!(!reply.answers.is_empty());
+            let reply = blocking(|| ask_tcp("long.example.")).await;
+            assert_eq!(
+                (reply.answers.len(), reply.metadata.truncation),
+                (60, false)
+            );
+        }
+    });
+}
+
 #[test]
 fn without_a_resolver_other_names_fail() {
     lab::node(|_| async {

@@ -53,6 +53,7 @@ pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use listening::is_free;
 pub use loopback::LoopbackNetwork;
 pub use notices::AddressNotices;
+pub use overlay::VXLAN_PORT;
 pub use routed::{Config, RoutedNetwork};
 
 /// Attaches pods to the network. One implementation serves one node.

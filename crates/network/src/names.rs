@@ -25,6 +25,14 @@ pub fn host_link(id: &str, sandbox_id: &str, attempt: u32) -> String {
     format!("{}{hash}", link_prefix(id))
 }
 
+/// 32 hexadecimal digits of a hash, for names in tables that derive from names and selectors of users. With fewer digits a
+/// user could find an object whose hash is that of another user's, and replace its rules.
+pub fn object_hash(text: &str) -> String {
+    let digest = Sha256::digest(text);
+    let bytes = digest.iter().take(16);
+    bytes.map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// The overlay device of the cluster.
 pub fn vxlan_link(id: &str) -> String {
     format!("{}-vx", link_prefix(id))
@@ -79,6 +87,13 @@ mod tests {
         assert!(name.starts_with("m0123abcd"));
         assert_ne!(name, host_link("0123abcd", "a-sandbox", 1));
         assert_eq!(vxlan_link("0123abcd"), "m0123abcd-vx");
+    }
+
+    #[test]
+    fn a_user_cannot_search_for_an_object_with_the_hash_of_another() {
+        let hash = object_hash("default/deny");
+        assert!(hash.len() == 32 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        assert_ne!(hash, object_hash("default/deny2"));
     }
 
     #[test]

@@ -29,9 +29,10 @@ use crate::{
 };
 
 /// Linux' default UDP port for VXLAN.
-pub(crate) const VXLAN_PORT: u16 = 8472;
-/// The bytes that VXLAN adds to a packet.
-const VXLAN_OVERHEAD: u32 = 50;
+pub const VXLAN_PORT: u16 = 8472;
+/// The bytes that VXLAN adds to a packet, by the family of the nodes' addresses.
+const OVERHEAD_V4: u32 = 50;
+const OVERHEAD_V6: u32 = 70;
 
 /// One node behind the overlay.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,7 +67,7 @@ pub(crate) struct Overlay<'a> {
 }
 
 impl Overlay<'_> {
-    /// Syncs the device, its entries and its rules with `tunnels`; returns the device's index. The
+    /// Syncs the device and its rules with `tunnels`; returns the device's index. The
     /// device is created with the first tunnel, and stays. It receives only from `senders`.
     pub(crate) async fn sync(
         &self,
@@ -99,13 +100,19 @@ impl Overlay<'_> {
                 let length = if cidr.addr().is_ipv4() { 32 } else { 128 };
                 links::add_address(self.netlink, index, cidr.network(), length).await?;
             }
-            let up = LinkUnspec::new_with_index(index).up().build();
+            // The MTU of the node's link may have changed since the device was created.
+            let mtu = self.mtu().await?;
+            let up = LinkUnspec::new_with_index(index).mtu(mtu).up().build();
             let raised = self.netlink.handle.link().set(up).execute().await;
             raised.map_err(Error::netlink("set the overlay device up"))?;
         }
-        self.forward(index, tunnels).await?;
-        self.resolve(index, tunnels).await?;
         Ok(Some(index))
+    }
+
+    /// Syncs the entries of the device. One that the kernel refuses does not keep others from theirs.
+    pub(crate) async fn lead(&self, index: u32, tunnels: &[Tunnel]) -> Result<()> {
+        let forwarded = self.forward(index, tunnels).await;
+        forwarded.and(self.resolve(index, tunnels).await)
     }
 
     /// The source address of the device's packets.
@@ -150,12 +157,21 @@ impl Overlay<'_> {
             .collect())
     }
 
-    async fn create(&self, name: &str) -> Result<u32> {
+    /// The MTU of the device: that of the link of this node's address, less what VXLAN adds.
+    async fn mtu(&self) -> Result<u32> {
         let mtu = links::mtu(self.netlink, &self.config.node_ips, self.config.mtu).await?;
+        let overhead = match self.config.node_ips.first() {
+            Some(IpAddr::V6(_)) => OVERHEAD_V6,
+            _ => OVERHEAD_V4,
+        };
+        Ok(mtu.saturating_sub(overhead))
+    }
+
+    async fn create(&self, name: &str) -> Result<u32> {
         let mut device = LinkVxlan::new(name, names::vni(&self.config.cluster))
             .port(VXLAN_PORT)
             .learning(false)
-            .mtu(mtu.saturating_sub(VXLAN_OVERHEAD))
+            .mtu(self.mtu().await?)
             .address(overlay_hardware(&self.config.node_name).to_vec());
         device = match self.config.node_ips.first() {
             Some(IpAddr::V4(ip)) => device.local(*ip),
@@ -190,20 +206,23 @@ impl Overlay<'_> {
                 (None, _) => self.remove(entry).await?,
             }
         }
+        let mut outcome = Ok(());
         for (hardware, node) in missing {
             let add = self
                 .netlink
                 .handle
                 .neighbours()
                 .add_bridge(index, &hardware);
-            add.destination(node)
+            let added = add
+                .destination(node)
                 .flags(NeighbourFlags::Own)
                 .replace()
                 .execute()
                 .await
-                .map_err(Error::netlink(format!("forward overlay frames to {node}")))?;
+                .map_err(Error::netlink(format!("forward overlay frames to {node}")));
+            outcome = outcome.and(added);
         }
-        Ok(())
+        outcome
     }
 
     /// Syncs neighbour entries: the hardware address of each node's device.
@@ -224,10 +243,12 @@ impl Overlay<'_> {
                 }
             }
         }
+        let mut outcome = Ok(());
         for (address, hardware) in missing {
-            links::add_neighbour(self.netlink, index, address, &hardware).await?;
+            let added = links::add_neighbour(self.netlink, index, address, &hardware).await;
+            outcome = outcome.and(added);
         }
-        Ok(())
+        outcome
     }
 
     /// The permanent entries of the device; the kernel makes others as needed.

@@ -20,7 +20,7 @@ use tracing::{info, warn};
 
 use crate::{
     AttachRequest, Attachment, CheckTimer, Error, PodNetwork, PortMapping, Protocol, Result,
-    Status, conntrack, firewalls,
+    Status, VXLAN_PORT, conntrack, firewalls,
     ipam::{Ipam, Record},
     is_free,
     links::{self, POD_LINK, PodLink},
@@ -299,9 +299,13 @@ impl RoutedNetwork {
 }
 
 /// Rejects host ports that processes of the node listen on: a pod must not receive the connections
-/// of the kubelet, of the API server or of other programs.
+/// of the kubelet, of the API server or of other programs, nor the packets that other nodes send through the overlay,
+/// whose device may not exist yet.
 fn check_host_ports(ports: &[PortMapping], node_ips: &[IpAddr]) -> Result<()> {
     for port in ports.iter().filter(|port| port.host_port != 0) {
+        if (port.protocol, port.host_port) == (Protocol::Udp, VXLAN_PORT) {
+            return Err(Error::PortInUse(port.host_port, port.protocol.as_str()));
+        }
         let given = port.host_ip.filter(|ip| !ip.is_unspecified());
         let addresses = match &given {
             Some(ip) => std::slice::from_ref(ip),

@@ -62,9 +62,9 @@ pub enum NextHop {
     Unreachable,
 }
 
-/// The desired routes. `subnets` are those of this node's interfaces; a peer without an address is
-/// skipped.
-pub fn plan(peers: &[Peer], subnets: &[IpNet]) -> BTreeMap<IpNet, NextHop> {
+/// The desired routes. `subnets` are those of this node's interfaces, and `node_ips` its addresses: the overlay sends
+/// from the first one, so that it reaches only addresses of that family. A peer without a usable address is skipped.
+pub fn plan(peers: &[Peer], subnets: &[IpNet], node_ips: &[IpAddr]) -> BTreeMap<IpNet, NextHop> {
     let mut routes = BTreeMap::new();
     for peer in peers {
         for cidr in &peer.pod_cidrs {
@@ -74,7 +74,12 @@ pub fn plan(peers: &[Peer], subnets: &[IpNet]) -> BTreeMap<IpNet, NextHop> {
                 .iter()
                 .filter(same_family)
                 .find(|ip| subnets.iter().any(|subnet| subnet.contains(*ip)));
-            let hop = match (direct, peer.addresses.first()) {
+            let mut others = peer.addresses.iter();
+            let distant = others.find(|ip| {
+                let mut own = node_ips.iter().take(1);
+                own.all(|own| own.is_ipv4() == ip.is_ipv4())
+            });
+            let hop = match (direct, distant) {
                 (Some(ip), _) => NextHop::Direct(*ip),
                 (None, Some(ip)) => NextHop::Overlay {
                     node: *ip,
@@ -86,6 +91,24 @@ pub fn plan(peers: &[Peer], subnets: &[IpNet]) -> BTreeMap<IpNet, NextHop> {
         }
     }
     routes
+}
+
+/// Removes addresses to which no packet can be sent, and this node's own. A kubelet writes the addresses of its Node:
+/// other nodes must keep their routes whatever it writes.
+fn keep_host_addresses(peer: &mut Peer, node_ips: &[IpAddr]) {
+    let name = &peer.name;
+    peer.addresses.retain(|ip| {
+        let is_kept = is_host(*ip) && !node_ips.contains(ip);
+        if !is_kept {
+            warn!(node = name, %ip, "no route by address: not one of a host, or this node's own");
+        }
+        is_kept
+    });
+}
+
+fn is_host(ip: IpAddr) -> bool {
+    let is_broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
+    !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_broadcast)
 }
 
 /// This node's own ranges, as far as they are inside the cluster CIDRs.
@@ -163,8 +186,9 @@ impl NodeRoutes {
         let own: Vec<IpNet> = own.into_iter().flat_map(|node| node.pod_cidrs).collect();
         for peer in &mut peers {
             keep_pod_ranges(peer, &self.config.cluster_cidrs, &own);
+            keep_host_addresses(peer, &self.config.node_ips);
         }
-        let mut routes = plan(&peers, &subnets(netlink).await?);
+        let mut routes = plan(&peers, &subnets(netlink).await?, &self.config.node_ips);
         routes.extend(own_ranges(&own, &self.config.cluster_cidrs));
         let overlay = Overlay {
             config: &self.config,
@@ -173,10 +197,15 @@ impl NodeRoutes {
         };
         let tunnels: Vec<Tunnel> = routes.iter().filter_map(Tunnel::new).collect();
         let senders = peers.iter().flat_map(|peer| &peer.addresses).copied();
-        let device = overlay.sync(&tunnels, own, &senders.collect()).await?;
+        // Nodes of the same subnet do not need the overlay.
+        let synced = overlay.sync(&tunnels, own, &senders.collect()).await;
+        let (device, mut outcome) = match synced {
+            Ok(None) => (None, Ok(())),
+            Ok(Some(index)) => (Some(index), overlay.lead(index, &tunnels).await),
+            Err(error) => (None, Err(error)),
+        };
         let installed = tagged(netlink, &self.config.id).await?;
         self.remove_stale(netlink, &installed, &routes).await?;
-        let mut outcome = Ok(());
         for (cidr, hop) in &routes {
             let is_there = |(there, route): &&(IpNet, RouteMessage)| {
                 there == cidr && leads(route, *cidr, hop, device)
@@ -404,7 +433,11 @@ mod tests {
             peer("b", "192.0.2.2", "10.42.1.0/24"),
             peer("c", "198.51.100.3", "10.42.2.0/24"),
         ];
-        let routes = plan(&peers, &["192.0.2.0/24".parse().unwrap()]);
+        let routes = plan(
+            &peers,
+            &["192.0.2.0/24".parse().unwrap()],
+            &["192.0.2.1".parse().unwrap()],
+        );
         assert_eq!(
             routes[&"10.42.1.0/24".parse().unwrap()],
             NextHop::Direct("192.0.2.2".parse().unwrap())
@@ -452,6 +485,48 @@ mod tests {
     fn a_node_without_address_has_no_route() {
         let mut peer = peer("b", "192.0.2.2", "10.42.1.0/24");
         peer.addresses.clear();
-        assert!(plan(&[peer], &[]).is_empty());
+        assert!(plan(&[peer], &[], &[]).is_empty());
+    }
+
+    #[test]
+    fn the_overlay_uses_the_address_of_its_own_family() {
+        let mut both = peer("b", "2001:db8:2::3", "10.42.1.0/24");
+        both.addresses.push("198.51.100.3".parse().unwrap());
+        let other = peer("c", "2001:db8:2::4", "10.42.2.0/24");
+        for (own, expected) in [
+            ("192.0.2.1", vec!["198.51.100.3"]),
+            ("2001:db8::1", vec!["2001:db8:2::3", "2001:db8:2::4"]),
+        ] {
+            let routes = plan(&[both.clone(), other.clone()], &[], &[own.parse().unwrap()]);
+            let nodes: Vec<String> = routes
+                .into_values()
+                .map(|hop| match hop {
+                    NextHop::Overlay { node, .. } => node.to_string(),
+                    other => panic!("{other:?}"),
+                })
+                .collect();
+            assert_eq!(nodes, expected, "{own}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_no_host_and_this_nodes_own_are_not_used() {
+        let mut peer = peer("b", "192.0.2.1", "10.42.1.0/24");
+        let more = [
+            "0.0.0.0",
+            "127.0.0.1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "ff02::1",
+            "192.0.2.2",
+            "2001:db8::2",
+        ];
+        peer.addresses
+            .extend(more.map(|ip| ip.parse::<IpAddr>().unwrap()));
+        keep_host_addresses(&mut peer, &["192.0.2.1".parse().unwrap()]);
+        let left: Vec<String> = peer.addresses.iter().map(ToString::to_string).collect();
+        assert_eq!(left, ["192.0.2.2", "2001:db8::2"]);
     }
 }

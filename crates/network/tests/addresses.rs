@@ -149,3 +149,48 @@ fn changes_of_addresses_and_of_the_default_route_are_noticed() {
         }
     });
 }
+
+#[test]
+fn the_overlay_leaves_room_for_its_headers_in_packets_of_the_nodes_link() {
+    lab::node(|_| async move {
+        lab::command("ip route add default via 192.0.2.2");
+        lab::command("ip address add 2001:db8::1/64 dev wire0 nodad");
+        lab::command("ip -6 route add default via 2001:db8::2");
+        lab::command("ip link set wire0 mtu 1400");
+        let netlink = Netlink::here().unwrap();
+        for (own, far, link, expected) in [
+            ("192.0.2.1", "198.51.100.9", 1400, 1350),
+            // The link changed while the device is there.
+            ("192.0.2.1", "198.51.100.9", 1380, 1330),
+            // The outer header is longer.
+            ("2001:db8::1", "2001:db8:2::9", 1380, 1310),
+        ] {
+            lab::command(&format!("ip link set wire0 mtu {link}"));
+            let config = routes::Config {
+                id: ID.into(),
+                cluster: "test".into(),
+                node_name: "here".into(),
+                node_ips: vec![own.parse().unwrap()],
+                cluster_cidrs: vec!["10.42.0.0/16".parse().unwrap()],
+                mtu: 1500,
+            };
+            let peer = |name: &str, address: &str, cidr: &str| Peer {
+                name: name.into(),
+                addresses: vec![address.parse().unwrap()],
+                pod_cidrs: vec![cidr.parse().unwrap()],
+            };
+            let nodes = [
+                peer("here", own, "10.42.0.0/24"),
+                peer("far", far, "10.42.2.0/24"),
+            ];
+            let (_, node_list) = tokio::sync::watch::channel(None);
+            let routes = config.build(Nft::new(), node_list);
+            routes.sync(&netlink, &nodes).await.unwrap();
+            let shown = lab::command("ip link show m0123abcd-vx");
+            assert!(
+                shown.contains(&format!("mtu {expected} ")),
+                "{own}: {shown}"
+            );
+        }
+    });
+}

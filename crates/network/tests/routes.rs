@@ -97,6 +97,44 @@ fn entries_of_the_overlay_go_with_their_node_and_follow_its_address() {
 }
 
 #[test]
+fn addresses_that_a_node_writes_do_not_keep_others_from_their_routes() {
+    lab::node(|_| async move {
+        lab::command("ip route add default via 192.0.2.2");
+        let netlink = Netlink::here().unwrap();
+        for written in [
+            "192.0.2.1",
+            "0.0.0.0",
+            "127.0.0.1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "192.0.2.255",
+            "2001:db8::9",
+            "::",
+            "ff02::1",
+        ] {
+            let mut nodes = peers();
+            // Its name and range are the first of all that get a route.
+            nodes.insert(0, peer("a", written, "10.42.0.128/25"));
+            nodes[1].pod_cidrs = vec!["10.42.0.0/25".parse().unwrap()];
+            let (_, node_list) = tokio::sync::watch::channel(None);
+            let routes = config().build(Nft::new(), node_list);
+            let _ = routes.sync(&netlink, &nodes).await;
+            let shown = lab::command("ip route; bridge fdb show dev m0123abcd-vx");
+            for expected in [
+                "10.42.1.0/24 via 192.0.2.2",
+                "10.42.2.0/24 via 10.42.2.0",
+                "10.42.3.0/24 via 10.42.3.0",
+                "dst 198.51.100.9 ",
+                "dst 198.51.100.10 ",
+            ] {
+                assert!(shown.contains(expected), "{written}: {expected}: {shown}");
+            }
+            routes.sync(&netlink, &[]).await.unwrap();
+        }
+    });
+}
+
+#[test]
 fn removed_routes_are_restored() {
     lab::node(|_| async move {
         lab::command("ip route add default via 192.0.2.2");

@@ -8,8 +8,7 @@ use std::{
     net::IpAddr,
 };
 
-use network::{IpNet, Protocol};
-use sha2::{Digest, Sha256};
+use network::{IpNet, Protocol, names::object_hash};
 
 use crate::policy::{Direction, Namespaces, Peer, PodQuery, Ports, Rule};
 
@@ -100,25 +99,16 @@ impl NamedSet {
     /// Its name in the table; equal sets have equal names.
     pub fn name(&self) -> String {
         match self {
-            Self::Pods(queries) => format!("pods-{}-", short_hash(&format!("{queries:?}"))),
-            Self::Blocks(ranges) => format!("blocks-{}", short_hash(&format!("{ranges:?}"))),
+            Self::Pods(queries) => format!("pods-{}-", object_hash(&format!("{queries:?}"))),
+            Self::Blocks(ranges) => format!("blocks-{}", object_hash(&format!("{ranges:?}"))),
             Self::NamedPorts(protocol, names) => {
                 let names: Vec<&str> = names.iter().map(String::as_str).collect();
                 let word = format!("{}/{}", protocol.as_str(), names.join(","));
-                format!("port-{}-", short_hash(&word))
+                format!("port-{}-", object_hash(&word))
             }
-            Self::Numbers(ranges) => format!("numbers-{}", short_hash(&format!("{ranges:?}"))),
+            Self::Numbers(ranges) => format!("numbers-{}", object_hash(&format!("{ranges:?}"))),
         }
     }
-}
-
-/// Twelve hexadecimal digits of a hash.
-pub fn short_hash(text: &str) -> String {
-    let digest = Sha256::digest(text);
-    digest[..6]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
 }
 
 /// Rules and the sets they use.

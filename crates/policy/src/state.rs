@@ -11,13 +11,13 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1 as core;
-use network::{Protocol, nft::Batch};
+use network::{Protocol, names::object_hash, nft::Batch};
 
 mod budget;
 
 use crate::{
     policy::{Direction, Key, Labels, Policy},
-    rules::{Compiled, FAMILIES, Family, NamedSet, address_range, compile, port_range, short_hash},
+    rules::{Compiled, FAMILIES, Family, NamedSet, address_range, compile, port_range},
     table::{Chain, Table},
 };
 
@@ -114,7 +114,7 @@ impl Verdict {
         match self {
             Self::Drop => None,
             Self::Policies(keys) => {
-                let hash = short_hash(&format!("{keys:?}"));
+                let hash = object_hash(&format!("{keys:?}"));
                 Some(format!("pod-{}-{hash}", direction.as_str()))
             }
         }
@@ -178,7 +178,7 @@ fn constant(asked: &NamedSet) -> Option<(&'static str, Vec<String>)> {
 }
 
 fn policy_chain(direction: Direction, key: &Key) -> String {
-    let hash = short_hash(&format!("{}/{}", key.0, key.1));
+    let hash = object_hash(&format!("{}/{}", key.0, key.1));
     format!("policy-{}-{hash}", direction.as_str())
 }
 

@@ -343,6 +343,27 @@ mod tests {
     }
 
     #[test]
+    fn hints_for_nodes_count_before_those_for_zones() {
+        let hints = |node: &str, zone: &str| json!({"forNodes": [{"name": node}], "forZones": [{"name": zone}]});
+        let (near, far) = (hints("here", "z1"), hints("there", "z1"));
+        for (hints, expected) in [
+            ([near.clone(), far.clone()], vec!["10.0.0.1"]),
+            // None for this node: those for its zone count.
+            ([far, hints("there", "z2")], vec!["10.0.0.1"]),
+            (
+                [near, json!({"forZones": [{"name": "z1"}]})],
+                vec!["10.0.0.1", "10.0.0.2"],
+            ),
+        ] {
+            let (cluster, _) = chosen(json!([
+                {"addresses": ["10.0.0.1"], "hints": hints[0]},
+                {"addresses": ["10.0.0.2"], "hints": hints[1]},
+            ]));
+            assert_eq!(cluster, expected, "{hints:?}");
+        }
+    }
+
+    #[test]
     fn hints_keep_traffic_in_the_zone_when_all_endpoints_have_them() {
         let zone = |name: &str| json!({"forZones": [{"name": name}]});
         let (cluster, _) = chosen(json!([

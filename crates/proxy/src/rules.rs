@@ -11,8 +11,7 @@ use std::{
     net::IpAddr,
 };
 
-use network::Protocol;
-use sha2::{Digest, Sha256};
+use network::{Protocol, names::object_hash};
 
 use crate::{endpoints::Endpoint, service::PortView, table::on_node};
 
@@ -458,7 +457,7 @@ impl Contribution {
             Front::Cluster if view.internal_local => "inside",
             _ => "all",
         };
-        let hash = short_hash(&format!(
+        let hash = object_hash(&format!(
             "{}/{:?}/{}/{scope}",
             view.name,
             view.protocol,
@@ -517,14 +516,6 @@ impl Contribution {
 fn key(ip: Option<IpAddr>, protocol: Protocol, port: u16) -> String {
     let address = ip.map(|ip| format!("{ip} . ")).unwrap_or_default();
     format!("{address}{} . {port}", protocol.as_str())
-}
-
-fn short_hash(word: &str) -> String {
-    Sha256::digest(word)
-        .iter()
-        .take(6)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
 }
 
 impl fmt::Display for Slot {

@@ -325,6 +325,30 @@ mod tests {
     }
 
     #[test]
+    fn external_ips_are_served_only_if_they_are_allowed() {
+        let service: Service = serde_json::from_value(json!({
+            "metadata": {"name": "web", "namespace": "default"},
+            "spec": {"clusterIPs": ["10.43.0.9", "fd43::9"], "ports": [{"port": 80}],
+                     "externalIPs": ["192.0.2.7", "2001:db8::7"]},
+        }))
+        .unwrap();
+        for (allow_external_ips, expected) in
+            [(false, ["", ""]), (true, ["192.0.2.7", "2001:db8::7"])]
+        {
+            let policy = Policy { allow_external_ips };
+            let views = views(&service, &[], &NodeTopology::default(), policy);
+            let shown: Vec<String> = views
+                .iter()
+                .map(|view| {
+                    let ips = view.external_ips.iter().map(ToString::to_string);
+                    ips.collect::<Vec<_>>().join(" ")
+                })
+                .collect();
+            assert_eq!(shown, expected);
+        }
+    }
+
+    #[test]
     fn every_cluster_address_and_port_is_a_view() {
         let views = view(
             json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9", "fd00::9"],

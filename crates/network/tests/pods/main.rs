@@ -206,7 +206,12 @@ fn a_host_port_that_a_process_of_the_node_listens_on_is_refused() {
             }];
             with_port
         };
-        for (protocol, port) in [(Protocol::Tcp, 6443), (Protocol::Udp, 5353)] {
+        // The last one is that of the overlay, which does not exist yet.
+        for (protocol, port) in [
+            (Protocol::Tcp, 6443),
+            (Protocol::Udp, 5353),
+            (Protocol::Udp, 8472),
+        ] {
             for host_ip in [None, Some(NODE_IP), "0.0.0.0".parse().ok()] {
                 let refused = network.attach(with_port(protocol, port, host_ip)).await;
                 let why = refused.unwrap_err().to_string();
@@ -665,44 +670,67 @@ async fn reach_in_both_families(outside: Arc<Namespace>, nodes: [Peer; 2]) {
     }
 }
 
+/// Neighbour solicitations have link-local source addresses, which are unusable until duplicate address detection has
+/// finished.
+async fn wait_for_addresses(outside: &Namespace) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let tentative = "ip -6 address show tentative";
+    while !(lab::command(tentative) + &outside.command(tentative).await).is_empty() {
+        assert!(Instant::now() < deadline, "addresses stay tentative");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 #[test]
 fn pods_of_neighbour_nodes_reach_each_other_in_both_families() {
     lab::node(|outside| async move {
         lab::command("ip address add 2001:db8::1/64 dev wire0 nodad");
         let other = "ip address add 2001:db8::2/64 dev wire1 nodad";
         outside.command(other).await;
-        // Neighbour solicitations have link-local source addresses, which are unusable until
-        // duplicate address detection has finished.
-        let deadline = Instant::now() + Duration::from_secs(10);
-        let tentative = "ip -6 address show tentative";
-        while !(lab::command(tentative) + &outside.command(tentative).await).is_empty() {
-            assert!(Instant::now() < deadline, "addresses stay tentative");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        wait_for_addresses(&outside).await;
         let nodes = dual_stack(["192.0.2.1", "2001:db8::1"], ["192.0.2.2", "2001:db8::2"]);
         reach_in_both_families(outside, nodes).await;
         assert!(!lab::command("ip link").contains("m0123abcd-vx"));
     });
 }
 
+/// The same as [`distant_nodes`] with addresses of both families.
+async fn distant_dual_stack_nodes(outside: &Namespace) -> [Peer; 2] {
+    distant_nodes(outside).await;
+    lab::command("ip address add 2001:db8::1/64 dev wire0 nodad");
+    lab::command("ip address add 2001:db8:1::1/128 dev lo nodad");
+    lab::command("ip route add 2001:db8:2::2 via 2001:db8::2 src 2001:db8:1::1");
+    for command in [
+        "ip address add 2001:db8::2/64 dev wire1 nodad",
+        "ip address add 2001:db8:2::2/128 dev lo nodad",
+        "ip route add 2001:db8:1::1 via 2001:db8::1 src 2001:db8:2::2",
+    ] {
+        outside.command(command).await;
+    }
+    let here = ["198.51.100.1", "2001:db8:1::1"];
+    dual_stack(here, ["203.0.113.2", "2001:db8:2::2"])
+}
+
 #[test]
 fn pods_of_distant_nodes_reach_each_other_in_both_families() {
     lab::node(|outside| async move {
-        distant_nodes(&outside).await;
-        lab::command("ip address add 2001:db8::1/64 dev wire0 nodad");
-        lab::command("ip address add 2001:db8:1::1/128 dev lo nodad");
-        lab::command("ip route add 2001:db8:2::2 via 2001:db8::2 src 2001:db8:1::1");
-        for command in [
-            "ip address add 2001:db8::2/64 dev wire1 nodad",
-            "ip address add 2001:db8:2::2/128 dev lo nodad",
-            "ip route add 2001:db8:1::1 via 2001:db8::1 src 2001:db8:2::2",
-        ] {
-            outside.command(command).await;
-        }
-        let here = ["198.51.100.1", "2001:db8:1::1"];
-        let nodes = dual_stack(here, ["203.0.113.2", "2001:db8:2::2"]);
+        let nodes = distant_dual_stack_nodes(&outside).await;
         reach_in_both_families(outside, nodes).await;
         assert!(lab::command("ip link").contains("m0123abcd-vx"));
+    });
+}
+
+#[test]
+fn the_overlay_is_over_ipv6_if_that_is_the_first_family_of_a_node() {
+    lab::node(|outside| async move {
+        let mut nodes = distant_dual_stack_nodes(&outside).await;
+        wait_for_addresses(&outside).await;
+        for node in &mut nodes {
+            node.addresses.reverse();
+        }
+        reach_in_both_families(outside, nodes).await;
+        let shown = lab::command("ip -d link show m0123abcd-vx");
+        assert!(shown.contains("local 2001:db8:1::1 "), "{shown}");
     });
 }
 

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod health;
+mod node_ports;
 mod pool;
 mod tenants;
 
@@ -51,6 +53,15 @@ fn unreachable_client() -> kube::Client {
 
 impl Node {
     async fn start(outside: Arc<Namespace>, dns: Option<DnsRedirect>) -> Self {
+        Self::start_at(outside, dns, &[]).await
+    }
+
+    /// With node ports only at addresses of these ranges.
+    async fn start_at(
+        outside: Arc<Namespace>,
+        dns: Option<DnsRedirect>,
+        node_port_addresses: &[&str],
+    ) -> Self {
         let state = tempfile::tempdir().unwrap();
         let nft = Nft::new();
         let network = network::Config {
@@ -76,10 +87,13 @@ impl Node {
             service_cidrs: vec!["10.43.0.0/16".parse().unwrap()],
             dns,
             allow_external_ips: false,
-            health: None,
-            metrics: None,
+            health: Some(at("0.0.0.0:10256")),
+            metrics: Some(at("127.0.0.1:10249")),
             node_ips: vec![NODE_IP],
-            node_port_addresses: Vec::new(),
+            node_port_addresses: node_port_addresses
+                .iter()
+                .map(|range| range.parse().unwrap())
+                .collect(),
             clock: Arc::new(stdx::SystemClock),
         };
         let proxy = proxy.build(nft);
@@ -642,7 +656,7 @@ fn a_health_check_says_whether_the_node_has_endpoints() {
 }
 
 #[test]
-fn under_policy_local_pods_keep_their_address_and_node_ports_have_chosen_addresses() {
+fn under_policy_local_pods_keep_their_address() {
     lab::node(|outside| async move {
         let mut node = Node::start(outside, None).await;
         node.run_pods(2).await;
