@@ -28,10 +28,16 @@ impl Plugin for ResourceQuota {
     }
 
     fn handles(&self, attributes: &Attributes<'_>) -> bool {
-        let resize = attributes.is("", "pods") && attributes.subresource == "resize";
+        // The status of a claim has what an expansion allocated, and the classes that its volume has.
+        let is_counted = match attributes.subresource {
+            "" => true,
+            "resize" => attributes.is("", "pods"),
+            "status" => attributes.is("", "persistentvolumeclaims"),
+            _ => false,
+        };
         !attributes.namespace.is_empty()
             && matches!(attributes.operation, Operation::Create | Operation::Update)
-            && (attributes.subresource.is_empty() || resize)
+            && is_counted
             && !attributes.is("", "namespaces")
     }
 
@@ -335,6 +341,37 @@ mod tests {
         let mut labelled = pod("1");
         labelled["metadata"]["labels"] = json!({"a": "b"});
         ask(&case, labelled).await.unwrap();
+        assert!(case.effects.take_ops().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_claim_whose_volume_gets_another_class_is_charged_for_it() {
+        let mut case =
+            Case::new(Operation::Update, "", "persistentvolumeclaims").named("team", "c");
+        let claim = |classes: Value| {
+            json!({"metadata": {"name": "c", "namespace": "team"},
+                "spec": {"resources": {"requests": {"storage": "1Gi"}}}, "status": classes})
+        };
+        let gold = json!({"matchExpressions": [{"scopeName": "VolumeAttributesClass", "operator": "In", "values": ["gold"]}]});
+        let hard = json!({"requests.storage": "1Gi"});
+        let quota = |used: &str| {
+            json!({"metadata": {"name": "q", "namespace": "team"},
+                "spec": {"hard": hard, "scopeSelector": gold},
+                "status": {"hard": hard, "used": {"requests.storage": used}}})
+        };
+        case.subresource = "status";
+        assert!(ResourceQuota.handles(&case.attributes()));
+        case.old = Some(object(claim(json!({}))));
+        case.world.put("", "resourcequotas", quota("1Gi")).await;
+        let new = claim(json!({"currentVolumeAttributesClassName": "gold"}));
+        let refused = ask(&case, new.clone()).await.unwrap_err();
+        assert!(refused.contains("exceeded quota: q"), "{refused}");
+        case.world.put("", "resourcequotas", quota("0")).await;
+        ask(&case, new.clone()).await.unwrap();
+        assert_eq!(case.effects.take_ops().len(), 1);
+        // It is counted once.
+        case.old = Some(object(new.clone()));
+        ask(&case, new).await.unwrap();
         assert!(case.effects.take_ops().is_empty());
     }
 

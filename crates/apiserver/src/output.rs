@@ -164,7 +164,7 @@ impl Output {
             Shape::Metadata { .. } => {
                 protobuf::envelope(version, kind, &metadata_message(schema, &served))
             }
-            _ => protobuf::envelope(version, kind, served.message(schema)),
+            _ => protobuf::envelope(version, kind, &served.message(schema)),
         })
     }
 
@@ -173,7 +173,7 @@ impl Output {
         let served = self.resource.serve(object);
         match self.wanted.shape {
             Shape::Metadata { .. } => metadata_message(schema, &served).into(),
-            _ => served.message(schema).clone(),
+            _ => served.message(schema),
         }
     }
 

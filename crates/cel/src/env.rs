@@ -204,6 +204,11 @@ impl Env {
         }
     }
 
+    /// Whether it is the type of an apply configuration or of a part of one.
+    pub(crate) fn is_object(&self, name: &str) -> bool {
+        name != JSON_PATCH && self.is_patch(name)
+    }
+
     fn is_patch(&self, name: &str) -> bool {
         let fields = || {
             name.strip_prefix(OBJECT)

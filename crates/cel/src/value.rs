@@ -185,6 +185,7 @@ impl<'a> Value<'a> {
                 meter::memory(text.len())?;
                 json::Value::from(&**text)
             }
+            Self::Library(Library::Lost(why)) => return Err(Error::new(&**why)),
             Self::Bytes(_) | Self::Duration(_) | Self::Timestamp(_) | Self::Library(_) => {
                 json::Value::from(convert::to_text(self)?.as_str())
             }
@@ -245,6 +246,7 @@ impl<'a> Value<'a> {
             Self::String(text) => text.chars().count() as u64,
             Self::Bytes(bytes) => bytes.len() as u64,
             Self::List(list) => list.len() as u64,
+            Self::Map(map) if map.is_constructed() => 1,
             Self::Map(map) => map.len() as u64,
             Self::Optional(Some(value)) => value.size(),
             Self::Library(value) => value.size(),
@@ -280,6 +282,9 @@ impl<'a> Value<'a> {
             (Self::Optional(None), Self::Optional(None)) => true,
             (Self::Optional(Some(a)), Self::Optional(Some(b))) => a.equals(b)?,
             (_, Self::Null) => false,
+            (Self::Library(Library::Lost(why)), _) | (_, Self::Library(Library::Lost(why))) => {
+                return Err(Error::new(&**why));
+            }
             // Checks and decisions cannot be compared.
             (Self::Library(Library::Check(_) | Library::Decision(_)), _) => {
                 return Err(Error::no_such_overload());
@@ -352,14 +357,104 @@ impl<'a> Value<'a> {
                     Self::String(name) if &**name == "value" => Ok(Self::Null),
                     _ => Ok(Self::text("")),
                 },
-                // An unset field of a constructed object is null.
-                Self::Map(map) if map.is_constructed() => Ok(Self::Null),
                 Self::List(_) => {
                     let at = key.display();
                     Err(Error::new(format!("index out of bounds: {at}")))
                 }
                 _ => Err(Error::no_such_key(key.display())),
             },
+        }
+    }
+
+    /// A field of a value whose type is a constructed object's: null if it is not set.
+    pub(crate) fn field(&self, name: &Value<'a>) -> Result<Option<Value<'a>>> {
+        match self {
+            Self::Map(map) => match map.get(name)? {
+                Some(value) if map.is_opaque() => match value.converted_field() {
+                    Err(error) if !error.fatal => {
+                        let name = name.display();
+                        Err(Error::new(format!("cannot get field {name:?}")))
+                    }
+                    found => found.map(Some),
+                },
+                found => Ok(found),
+            },
+            _ => Ok(None),
+        }
+    }
+
+    /// A field of a constructed object as upstream selects it: converted to Go's types and back, with the elements of
+    /// new lists and maps.
+    fn converted_field(&self) -> Result<Value<'a>> {
+        let inner = match self {
+            Self::Optional(Some(inner)) => return inner.converted_field(),
+            inner => inner,
+        };
+        match inner {
+            Self::List(list @ (List::Owned(_) | List::Joined(_))) => {
+                meter::work(list.len())?;
+                let items = list.iter().map(|item| item?.converted());
+                Ok(Self::list(items.collect::<Result<_>>()?))
+            }
+            Self::Map(Map::Owned(map)) if !inner.is_object() => {
+                meter::work(inner.size() as usize)?;
+                let mut fields = OwnedMap::default();
+                for entry in Map::Owned(map.clone()).iter() {
+                    let (key, value) = entry?;
+                    if !matches!(key, Self::String(_)) {
+                        let (key, go) = (key.display(), key.go_type());
+                        let why = format!("map key {key:?} is of type {go}, not string");
+                        return Err(Error::new(why));
+                    }
+                    fields.set(key, value.converted()?)?;
+                }
+                Ok(Self::Map(Map::Owned(Arc::new(fields))))
+            }
+            inner => inner.converted(),
+        }
+    }
+
+    fn is_object(&self) -> bool {
+        matches!(self, Self::Map(map) if map.is_constructed())
+    }
+
+    /// The value as upstream converts it to Go's types and back, as where an attribute begins with an optional:
+    /// without optionals around it, a constructed object as a map, a type as its name. Some have no way back.
+    pub(crate) fn converted(&self) -> Result<Value<'a>> {
+        Ok(match self {
+            Self::Optional(Some(inner)) => return inner.converted(),
+            Self::Optional(None) => Self::Null,
+            Self::Type(t) => Self::text(t.runtime_name()),
+            Self::Library(library) => match library.lost() {
+                Some(why) => Self::Library(Library::Lost(why.into())),
+                None => self.clone(),
+            },
+            Self::Map(map) if map.is_opaque() => {
+                meter::work(map.len())?;
+                let mut fields = OwnedMap::default();
+                for entry in map.iter() {
+                    let (name, value) = entry?;
+                    match value.converted_field() {
+                        Ok(value) => fields.set(name, value)?,
+                        Err(error) if error.fatal => return Err(error),
+                        Err(error) => {
+                            let name = name.display();
+                            let why = format!("fail to convert field {name:?}: {error}");
+                            return Ok(Self::Library(Library::Lost(why.into())));
+                        }
+                    }
+                }
+                Self::Map(Map::Owned(Arc::new(fields)))
+            }
+            other => other.clone(),
+        })
+    }
+
+    /// The value, or the error that it stands for.
+    pub(crate) fn found(self) -> Result<Self> {
+        match self {
+            Self::Library(Library::Lost(why)) => Err(Error::new(&*why)),
+            value => Ok(value),
         }
     }
 

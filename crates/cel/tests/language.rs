@@ -94,6 +94,92 @@ fn operators_and_literals() {
 }
 
 #[test]
+fn keys_of_maps() {
+    assert_table(&[
+        // Numbers of different types are different keys, and integers find integers.
+        ("{dyn(1): 'a', dyn(1u): 'b', dyn(1.0): 'c'}.size()", "3"),
+        ("{dyn(1): 'a', dyn(1u): 'b'}[1u]", "\"b\""),
+        ("{dyn(1): 'a'}[1.0]", "\"a\""),
+        ("dyn(1) in {1.0: 'a'}", "false"),
+        ("dyn(1) in {1u: 'a'}", "true"),
+        ("{dyn(1.0): 'a'} == {dyn(1): 'a'}", "true"),
+        ("{dyn(1): 'a'} == {dyn(1.0): 'a'}", "false"),
+        ("0.0 / 0.0 in {0.0 / 0.0: 1}", "false"),
+        ("-0.0 in {0.0: 1}", "true"),
+        (
+            "[1, 2].transformMapEntry(i, v, i == 0 ? {dyn(1): i} : {dyn(1.0): i})",
+            "error: insert failed: key 1 already exists",
+        ),
+        // New lists and maps are only equal to themselves.
+        ("[1] in {[1]: 2}", "false"),
+        ("{[1]: 2} == {[1]: 2}", "false"),
+        ("{[1]: 2, [1]: 3}.size()", "2"),
+        ("[[1]].exists(x, x in {x: 2})", "true"),
+        ("[{'a': 1}].all(x, {x: 2} == {x: 2})", "true"),
+        ("object.spec.names in {object.spec.names: 1}", "false"),
+        (
+            "{[1]: 2}[[1]]",
+            "error: invalid qualifier type: *types.baseList",
+        ),
+        ("optional.none() in {optional.none(): 2}", "true"),
+        ("optional.of(1) in {optional.of(1): 2}", "false"),
+        ("ip('1.1.1.1') in {ip('1.1.1.1'): 1}", "true"),
+        ("quantity('1') in {quantity('1'): 1}", "false"),
+        (
+            "timestamp('2026-01-01T00:00:00Z') in {timestamp('2026-01-01T01:00:00+01:00'): 1}",
+            "false",
+        ),
+    ]);
+}
+
+#[test]
+fn optionals_inside_of_optionals() {
+    assert_table(&[
+        // What a conditional leads to is converted to Go's types and back.
+        ("optional.of(1).optMap(x, optional.of(x)).value()", "1"),
+        (
+            "optional.of(1).optMap(x, optional.none()).hasValue()",
+            "true",
+        ),
+        (
+            "optional.of(1).optMap(x, optional.none()).value() == null",
+            "true",
+        ),
+        (
+            "optional.of(1).optMap(x, optional.of(x)) == optional.of(optional.of(1))",
+            "false",
+        ),
+        ("optional.of(optional.of(1)).value().value()", "1"),
+        (
+            "optional.of(1).optMap(x, [optional.of(x)]).value()[0].value()",
+            "1",
+        ),
+        ("optional.of(1).optMap(x, type(x)).value()", "\"int\""),
+        ("optional.of(1).optMap(x, quantity('1')).hasValue()", "true"),
+        (
+            "optional.of(1).optMap(x, quantity('1')).value()",
+            "error: unsupported conversion to ref.Val: (*resource.Quantity)1",
+        ),
+        (
+            "optional.of(1).optMap(x, quantity('1')) == optional.of(1).optMap(x, quantity('1'))",
+            "error: unsupported conversion to ref.Val: (*resource.Quantity)1",
+        ),
+        (
+            "optional.of(1).optMap(x, ip('1.1.1.1')).orValue(ip('::1'))",
+            "error: unsupported conversion to ref.Val: (netip.Addr)1.1.1.1",
+        ),
+        (
+            "optional.of(quantity('1')).value().isGreaterThan(quantity('0'))",
+            "true",
+        ),
+        (
+            "optional.of(quantity('1')).optMap(q, q.isGreaterThan(quantity('0'))).value()",
+            "true",
+        ),
+    ]);
+}
+
+#[test]
 fn errors_lose_against_a_side_that_decides() {
     assert_table(&[
         ("true || 1 / 0 == 1", "true"),
@@ -223,6 +309,18 @@ fn lists_and_sets() {
         ("[1, 2, 3].sum()", "6"),
         ("[1, 3, 2].max()", "3"),
         ("[2, 1].min()", "1"),
+        // The checker resolves these for integers where the elements are not known.
+        ("object.spec.names.min()", "\"a\""),
+        (
+            "object.spec.names.distinct().min()",
+            "error: no such overload: min(list)",
+        ),
+        (
+            "object.spec.names.reverse().isSorted()",
+            "error: no such overload: isSorted(list)",
+        ),
+        ("dyn([2, 1]).reverse().max()", "2"),
+        ("['b', 'a'].distinct().min()", "\"a\""),
         ("[1][?1].hasValue()", "false"),
         ("['a', 'b', 'a'].indexOf('a')", "0"),
         ("['a', 'b', 'a'].lastIndexOf('a')", "2"),

@@ -25,6 +25,36 @@ fn objects_and_patches_are_constructed_where_there_are_patches() {
         ("Object{list: [1, 2, 3]}.list.sum()", "6"),
         ("Object{?spec: optional.none()}", "{}"),
         ("Object{}.?spec.hasValue()", "false"),
+        // Only the type tells the fields of an object.
+        ("Object{a: 1}.a", "1"),
+        ("has(Object{a: 1}.a) && !has(Object{}.a)", "true"),
+        ("Object{a: 1}.?a.hasValue()", "false"),
+        ("has(dyn(Object{a: 1}).a)", "false"),
+        ("{'k': Object{a: 1}}.?k.a.hasValue()", "false"),
+        ("{'k': Object{a: 1}}.k.a", "1"),
+        ("[Object{a: 1}].map(o, o.a)", "[1]"),
+        ("optional.of(Object{a: 1}).a.value()", "1"),
+        // A selected field is converted to Go's types and back.
+        ("type(Object{a: Object.a{x: 1}}.a) == map", "true"),
+        ("Object{a: Object.a{x: 1}}.a.?x.value()", "1"),
+        ("Object{a: optional.of(1)}.a", "1"),
+        ("Object{a: [Object.a{x: 1}]}.a[0].x", "1"),
+        ("Object{a: type(1)}.a", r#""int""#),
+        (
+            "type(Object{}) == type && type(JSONPatch{}) == type",
+            "true",
+        ),
+        ("type(dyn(Object.a{})) == type(dyn(Object.b{}))", "true"),
+        // Fields are compared deeply as Go values, of which new lists are never equal.
+        ("Object{a: [1]} == Object{a: [1]}", "false"),
+        ("Object{a: {'k': [1]}} == Object{a: {'k': [1]}}", "false"),
+        ("Object{a: {'k': 1}} == Object{a: {'k': 1}}", "true"),
+        ("Object{a: {'x': 1}} == Object{a: {'x': 1u}}", "false"),
+        ("[Object{a: 1}, Object{a: 1}].distinct().size()", "1"),
+        ("JSONPatch{value: [1]} == JSONPatch{value: [1]}", "true"),
+        ("optional.ofNonZeroValue(Object{}).hasValue()", "false"),
+        ("optional.ofNonZeroValue(JSONPatch{}).hasValue()", "true"),
+        ("has(Object{a: {1: 2}}.a)", "false"),
         ("Object{}.spec == null", "true"),
         ("Object{a: 1} == Object{a: 1}", "true"),
         ("dyn(Object{a: 1}) == dyn(Object.a{a: 1})", "false"),
@@ -60,6 +90,15 @@ fn objects_and_patches_are_constructed_where_there_are_patches() {
             "Objects{}",
             "undeclared reference to 'Objects' (in container '')",
         ),
+        ("dyn(Object{a: 1}).a", "no such key: a"),
+        ("Object{a: 1}.?a.value()", "optional.none() dereference"),
+        (
+            "Object{a: quantity('1')}.a",
+            "unsupported conversion to ref.Val: (*resource.Quantity)1",
+        ),
+        ("Object{a: {1: 2}}.a", "cannot get field \"a\""),
+        ("'a' in dyn(Object{a: 1})", "no such overload"),
+        ("size(dyn(Object{a: 1}))", "no such overload: size"),
     ] {
         assert_eq!(evaluated(&env, text).unwrap_err(), wanted, "{text}");
     }
@@ -69,6 +108,31 @@ fn objects_and_patches_are_constructed_where_there_are_patches() {
         assert!(
             issue.starts_with("undeclared reference to "),
             "{text}: {issue}"
+        );
+    }
+}
+
+#[test]
+fn parts_of_a_stored_object_in_constructed_ones_are_equal_if_their_json_is() {
+    let env = Env::new().with_patches().variable("object", Type::Dyn);
+    let stored = machinery::json::json!({"m": {"a": "x"}, "l": [1]});
+    for (text, wanted) in [
+        ("Object{a: object} == Object{a: object}", true),
+        ("Object{a: object.m} == Object{a: object.m}", true),
+        (
+            "Object{a: {'k': object.m}} == Object{a: {'k': object.m}}",
+            true,
+        ),
+        ("Object{a: object.l} == Object{a: object.l}", false),
+        ("Object{a: object.m} == Object{a: {'a': 'x'}}", false),
+    ] {
+        let checked = compile(&env, text).expect(text);
+        let program = Program::new(&env, &checked).expect("planned");
+        let variables = [Value::from_json(&stored, None).expect("plain JSON")];
+        let found = program.evaluate(&variables, PER_CALL_LIMIT).result;
+        assert!(
+            matches!(found, Ok(Value::Bool(found)) if found == wanted),
+            "{text}"
         );
     }
 }

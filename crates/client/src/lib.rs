@@ -9,6 +9,7 @@ pub mod informer;
 mod json;
 pub mod kubeconfig;
 mod lenient;
+mod limited;
 pub mod metrics;
 mod servers;
 mod transport;
@@ -26,6 +27,7 @@ pub use informer::{Event, Informer, Subscription};
 pub use json::{FromJson, ToJson};
 pub use kube;
 pub use kubeconfig::Kubeconfig;
+pub use limited::{Rate, limited};
 pub use servers::Servers;
 pub use transport::{Options, https};
 

@@ -32,8 +32,18 @@ use crate::{
 };
 
 /// Ports of every node: SSH, VXLAN, etcd, health and metrics of components, kubelet.
-const OF_EVERY_NODE: [u16; 10] = [
-    22, 2379, 2380, 4789, 9153, 10248, 10249, 10250, 10255, 10256,
+const OF_EVERY_NODE: [u16; 11] = [
+    22,
+    2379,
+    2380,
+    4789,
+    network::VXLAN_PORT,
+    9153,
+    10248,
+    10249,
+    10250,
+    10255,
+    10256,
 ];
 
 /// A control plane that is built but does not run yet.
@@ -290,4 +300,38 @@ fn apiserver_config(
             Arc::new(SystemClock),
         ))),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Options;
+
+    fn settings(disable: Vec<Part>) -> Settings {
+        let options = Options {
+            node_name: Some("one".into()),
+            node_ip: "192.0.2.1".parse().ok(),
+            disable: Some(disable),
+            ..Options::default()
+        };
+        Settings::resolve(options).unwrap()
+    }
+
+    #[test]
+    fn load_balancers_do_not_get_ports_that_nodes_need() {
+        let settings = settings(Vec::new());
+        let reserved = load_balancer(&settings).reserved_ports;
+        // Packets between nodes, health of the proxy, the API server, the kubelet, node ports.
+        for port in [network::VXLAN_PORT, 10256, 6443, 10250, 30000, 32767] {
+            assert!(reserved.contains(&port), "{port}");
+        }
+        assert!(!reserved.contains(&80));
+    }
+
+    #[test]
+    fn controllers_of_disabled_parts_do_not_run() {
+        assert!(disabled_controllers(&settings(Vec::new())).is_empty());
+        let disabled = disabled_controllers(&settings(vec![Part::LoadBalancer]));
+        assert_eq!(disabled, [controllers::loadbalancer::NAME]);
+    }
 }

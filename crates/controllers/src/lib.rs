@@ -12,7 +12,7 @@ mod metrics;
 mod podcontrol;
 mod pods;
 mod replicas;
-
+mod scaletargets;
 mod shared;
 mod templatehash;
 
@@ -54,6 +54,7 @@ pub mod servicecidrs;
 pub mod statefulset;
 pub mod tainteviction;
 pub mod tokencleaner;
+pub mod ttl;
 pub mod ttlafterfinished;
 pub mod vacprotection;
 
@@ -99,12 +100,14 @@ pub const ALL: &[Entry] = table![
     tainteviction,
     nodeipam,
     podgc,
+    ttl,
     daemonset,
     statefulset,
     job,
     cronjob,
     ttlafterfinished,
     disruption,
+    disruption::stale,
     clusterroleaggregation,
     persistentvolume,
     localpath,

@@ -11,7 +11,10 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use reconcile::Selector;
 
-use crate::pods;
+use crate::{
+    pods,
+    shared::{OWNER, claims_of, orphans_of},
+};
 
 /// The facts of a pod that decide about the pods of a workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +26,7 @@ pub(crate) struct Facts {
     created: Option<Timestamp>,
     deletion_cost: i32,
     restarts: i32,
+    has_claims: bool,
     node: Box<str>,
 }
 
@@ -36,6 +40,7 @@ impl Facts {
             created: pods::created(pod),
             deletion_cost: deletion_cost(pod),
             restarts: pods::restarts(pod),
+            has_claims: !claims_of(pod).is_empty(),
             node: pods::node(pod).into(),
         }
     }
@@ -48,6 +53,16 @@ impl Facts {
     /// Being deleted, and not terminated.
     pub(crate) fn is_terminating(&self) -> bool {
         !self.is_terminal && self.is_deleting
+    }
+
+    /// Whether it has volumes of PersistentVolumeClaims.
+    pub(crate) fn has_claims(&self) -> bool {
+        self.has_claims
+    }
+
+    /// The name of its node; empty if it has none.
+    pub(crate) fn node(&self) -> &str {
+        &self.node
     }
 
     /// Whether the condition Ready is True.
@@ -121,6 +136,21 @@ impl Member {
     }
 }
 
+/// The pods that the object of this uid controls, and the orphans of its namespace that its selector matches. Other
+/// orphans are not decoded: there may be many.
+pub(crate) fn candidates(
+    pods: &Informer<Pod>,
+    uid: Option<&str>,
+    namespace: &str,
+    selector: &Selector,
+) -> Vec<Arc<Pod>> {
+    let mut candidates = pods.by_index(OWNER, uid.unwrap_or_default());
+    let orphans = Member::by_index(pods, OWNER, &orphans_of(namespace)).into_iter();
+    let selected = orphans.filter(|orphan| orphan.is_selected(selector));
+    candidates.extend(selected.map(|orphan| pods.read_entry(orphan.entry())));
+    candidates
+}
+
 /// The age as a power of two, for comparison; no time counts as the youngest.
 fn age_class(since: Option<Timestamp>, now: Timestamp) -> Option<u32> {
     let nanoseconds = now.duration_since(since?).as_nanos();
@@ -162,7 +192,10 @@ mod tests {
     use k8s_openapi::api::core::v1::ContainerStatus;
 
     use super::*;
-    use crate::pods::samples::{at, pod};
+    use crate::{
+        pods::samples::{at, pod},
+        shared::Watched,
+    };
 
     fn order(pods: Vec<Pod>) -> Vec<String> {
         let mut members: Vec<_> = pods
@@ -187,6 +220,38 @@ mod tests {
         assert!(concerns_workload(&running, &labelled));
         assert!(concerns_workload(&running, &pod("a", None)));
         assert!(concerns_workload(&running, &pod("a", Some(101))));
+    }
+
+    #[tokio::test]
+    async fn a_workload_may_claim_its_own_pods_and_the_orphans_that_it_selects() {
+        let refused = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("no server"))
+        });
+        let informer = Pod::indexed(Informer::builder(client::in_process(refused))).offline();
+        for (name, namespace, owner, app) in [
+            ("own", "ns", Some("set"), "a"),
+            ("own-but-not-selected", "ns", Some("set"), "b"),
+            ("orphan", "ns", None, "a"),
+            ("other-orphan", "ns", None, "b"),
+            ("far-orphan", "elsewhere", None, "a"),
+            ("of-another", "ns", Some("other"), "a"),
+        ] {
+            let owner = owner.map(|uid| {
+                serde_json::json!([{"apiVersion": "v1", "kind": "Set", "name": uid, "uid": uid, "controller": true}])
+            });
+            let pod = serde_json::json!({"metadata": {
+                "namespace": namespace, "name": name, "uid": name,
+                "labels": {"app": app}, "ownerReferences": owner,
+            }});
+            informer.upsert(serde_json::from_value(pod).unwrap());
+        }
+        let selector = Selector::labels(&[("app".to_owned(), "a".to_owned())].into());
+        let found = candidates(&informer, Some("set"), "ns", &selector);
+        let names: Vec<_> = found
+            .iter()
+            .map(|pod| pod.metadata.name.as_deref().unwrap())
+            .collect();
+        assert_eq!(names, ["own", "own-but-not-selected", "orphan"]);
     }
 
     #[test]

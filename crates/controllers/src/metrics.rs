@@ -36,6 +36,14 @@ impl Counts {
     }
 }
 
+impl Counts {
+    /// Counts reconciliations that wait because a cache is too old, by the kind in the cache.
+    pub(crate) fn skips(&self) -> impl Fn(&str, &str) + Send + Sync + 'static {
+        let counts = self.clone();
+        move |group, resource| counts.add([("group", group), ("resource", resource)], 1)
+    }
+}
+
 /// Gauges by labels. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct Gauges(Family<Labels, Gauge>);
@@ -169,6 +177,12 @@ metrics! {
     job_indexes: Counts "job_controller_job_finished_indexes";
     /// Jobs managed by another controller
     jobs_external: Counts "job_controller_jobs_by_external_controller";
+    /// Reconciliations of Jobs that waited because a cache was too old
+    job_skips: Counts "job_controller_stale_sync_skips";
+    /// Reconciliations of DaemonSets that waited because a cache was too old
+    daemon_skips: Counts "daemonset_controller_stale_sync_skips";
+    /// Reconciliations of ReplicaSets and ReplicationControllers that waited because a cache was too old
+    replica_skips: Counts "replicaset_controller_stale_sync_skips";
     /// Time between the scheduled time of a CronJob and the creation of its Job
     cronjob_skew: Spread "cronjob_controller_job_creation_skew_duration_seconds" from 1.0 by 2.0 times 10;
     /// Time between the expiry of a finished Job and its deletion
@@ -189,6 +203,8 @@ metrics! {
     zone_unhealthy: Gauges "node_collector_unhealthy_nodes_in_zone";
     /// Nodes whose pods were evicted
     node_evictions: Counts "node_collector_evictions";
+    /// Duration of a check of the health of one node
+    node_look_seconds: Spread "node_collector_update_node_health_duration_seconds" from 0.001 by 4.0 times 8;
     /// Duration of a check of the health of all nodes
     node_pass_seconds: Spread "node_collector_update_all_nodes_health_duration_seconds" from 0.01 by 4.0 times 8;
     /// Reconciliations of the EndpointSlices of Services
@@ -217,6 +233,10 @@ metrics! {
     autoscaler_syncs: Counts "horizontal_pod_autoscaler_controller_reconciliations";
     /// Duration of a reconciliation of a HorizontalPodAutoscaler
     autoscaler_seconds: Spread "horizontal_pod_autoscaler_controller_reconciliation_duration_seconds" from 0.001 by 2.0 times 15;
+    /// Computations of one metric of a HorizontalPodAutoscaler
+    autoscaler_metrics: Counts "horizontal_pod_autoscaler_controller_metric_computation";
+    /// Duration of a computation of one metric of a HorizontalPodAutoscaler
+    autoscaler_metric_seconds: Spread "horizontal_pod_autoscaler_controller_metric_computation_duration_seconds" from 0.001 by 2.0 times 15;
     /// HorizontalPodAutoscalers
     autoscalers: Gauges "horizontal_pod_autoscaler_controller_num_horizontal_pod_autoscalers";
     /// Replicas that a HorizontalPodAutoscaler decided on last
@@ -239,6 +259,8 @@ metrics! {
     classes_not_assigned: Counts "retroactive_storageclass_errors";
     /// Time from the first attempt to provision or delete a PersistentVolume to its success
     volume_operations: Spread "volume_operation_total_seconds" in STORAGE;
+    /// Duration of attaching or detaching a volume, to the answer of its driver
+    storage_operations: Spread "storage_operation_duration_seconds" in STORAGE;
     /// Failed attempts to provision or delete PersistentVolumes
     volume_errors: Counts "volume_operation_errors";
     /// Attachable volumes that pods use on a node
@@ -270,11 +292,24 @@ mod tests {
         metrics.zone_size.set([("zone", "c")], 1);
         metrics.zone_size.remove([("zone", "c")]);
         metrics.zone_size.set([("zone", "a")], 7);
+        metrics.job_skips.skips()("batch", "jobs");
+        metrics.autoscaler_metrics.add(
+            [
+                ("action", "none"),
+                ("error", "spec"),
+                ("metric_type", "Pods"),
+            ],
+            1,
+        );
+        metrics.node_look_seconds.took([], Duration::from_millis(2));
         let text = metrics.text();
         for line in [
             "job_controller_jobs_finished_total{completion_mode=\"Indexed\",result=\"succeeded\",reason=\"\"} 2",
             "cronjob_controller_job_creation_skew_duration_seconds_count{} 1",
             "node_collector_zone_size{zone=\"a\"} 7",
+            "job_controller_stale_sync_skips_total{group=\"batch\",resource=\"jobs\"} 1",
+            "horizontal_pod_autoscaler_controller_metric_computation_total{action=\"none\",error=\"spec\",metric_type=\"Pods\"} 1",
+            "node_collector_update_node_health_duration_seconds_bucket{le=\"0.004\"} 1",
         ] {
             assert!(text.contains(line), "{line}\n{text}");
         }

@@ -71,6 +71,7 @@ pub(crate) fn start<K: Owner>(shared: &Arc<Shared>) {
     let owners = controller.owners.cache().clone();
     shared
         .controller(&controller)
+        .skips(shared.metrics.replica_skips.skips())
         .watches(controller.owners.cache())
         .owns_if(
             members::concerns_workload,

@@ -13,7 +13,7 @@ use std::{
 
 use client::{Api, Event, Informer};
 use k8s_openapi::{
-    api::core::v1::{Pod, ResourceQuota, ResourceQuotaStatus},
+    api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota, ResourceQuotaStatus},
     apimachinery::pkg::api::resource::Quantity as Written,
 };
 use kube::{
@@ -67,6 +67,7 @@ struct Counter {
 /// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let pods: Informer<Pod> = shared.informer();
+    let claims: Informer<PersistentVolumeClaim> = shared.informer();
     let controller = Arc::new(Counter {
         shared: shared.clone(),
         quotas: shared.writer(ACCOUNT),
@@ -75,6 +76,7 @@ pub fn start(shared: &Arc<Shared>) {
         kinds: Mutex::default(),
     });
     let quotas = controller.quotas.cache().clone();
+    let quotas_of_claims = quotas.clone();
     shared
         .controller(&controller)
         .queue(&controller.queue)
@@ -103,8 +105,34 @@ pub fn start(shared: &Arc<Shared>) {
                 None => Vec::new(),
             }
         })
+        .watches_with(&claims, move |event| {
+            let namespace = event.object().metadata.namespace.as_deref();
+            match (event, namespace) {
+                (Event::Modified { old, new }, Some(namespace)) if counts_otherwise(old, new) => {
+                    quotas_in(&quotas_of_claims, namespace)
+                }
+                _ => Vec::new(),
+            }
+        })
         .workers(2)
         .start();
+}
+
+/// Whether a change of a claim changes what quotas count: its size, or the classes that scopes select.
+fn counts_otherwise(old: &PersistentVolumeClaim, new: &PersistentVolumeClaim) -> bool {
+    let of_spec = |claim: &PersistentVolumeClaim| {
+        let spec = claim.spec.clone().unwrap_or_default();
+        let requests = spec.resources.and_then(|resources| resources.requests);
+        (requests, spec.volume_attributes_class_name)
+    };
+    let of_status = |claim: &PersistentVolumeClaim| {
+        let status = claim.status.clone().unwrap_or_default();
+        let target = status.modify_volume_status;
+        let target = target.and_then(|target| target.target_volume_attributes_class_name);
+        let current = status.current_volume_attributes_class_name;
+        (status.allocated_resources, current, target)
+    };
+    of_spec(old) != of_spec(new) || of_status(old) != of_status(new)
 }
 
 fn quotas_in(quotas: &Informer<ResourceQuota>, namespace: &str) -> Vec<Key> {
@@ -370,6 +398,37 @@ mod tests {
     use machinery::json::json;
 
     use super::*;
+
+    #[test]
+    fn a_claim_is_recounted_when_its_size_or_a_class_changes() {
+        let claim = |size: &str, status: Value| -> PersistentVolumeClaim {
+            machinery::json::from_value(json!({
+                "spec": {"resources": {"requests": {"storage": size}}}, "status": status}))
+            .unwrap()
+        };
+        let old = claim("2Gi", json!({"phase": "Pending"}));
+        for (new, expected) in [
+            (claim("2Gi", json!({"phase": "Bound"})), false),
+            (claim("1Gi", json!({"phase": "Pending"})), true),
+            (
+                claim("2Gi", json!({"allocatedResources": {"storage": "2Gi"}})),
+                true,
+            ),
+            (
+                claim("2Gi", json!({"currentVolumeAttributesClassName": "gold"})),
+                true,
+            ),
+            (
+                claim(
+                    "2Gi",
+                    json!({"modifyVolumeStatus": {"status": "Pending", "targetVolumeAttributesClassName": "gold"}}),
+                ),
+                true,
+            ),
+        ] {
+            assert_eq!(counts_otherwise(&old, &new), expected, "{new:?}");
+        }
+    }
 
     #[test]
     fn an_unchanged_quota_status_is_not_written() {

@@ -46,7 +46,7 @@ use crate::{
     endpointslice::view::addresses,
     members::Facts,
     metrics::{Collectors, Metrics},
-    nodeipam, pods, resourceclaim,
+    nodeipam, nodelifecycle, pods, resourceclaim,
 };
 
 /// How long keys of workloads are delayed after a reconciliation, so that a burst of pod changes causes one
@@ -143,6 +143,7 @@ impl Watched for Pod {
 
 impl Watched for Node {
     fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+        let builder = builder.summary(nodelifecycle::Facts::new);
         builder.index(CIDR, nodeipam::cidrs)
     }
 }
@@ -281,6 +282,11 @@ fn by_device_claim(pod: &Pod) -> Vec<String> {
 /// The index key of a claim's pods and volumes.
 pub(crate) fn claimed_key(namespace: &str, claim: &str) -> String {
     format!("claim {namespace}/{claim}")
+}
+
+/// Namespace and name of the claim of a [`claimed_key`].
+pub(crate) fn claim_of_key(key: &str) -> Option<(&str, &str)> {
+    key.strip_prefix("claim ")?.split_once('/')
 }
 
 /// The index key of available volumes of a class.

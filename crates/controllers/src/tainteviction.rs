@@ -70,15 +70,13 @@ pub fn start(shared: &Arc<Shared>) {
     shared
         .controller(&controller)
         .watches_with(&controller.nodes, move |event| {
-            let unchanged = event
-                .old()
-                .is_some_and(|old| taints(old) == taints(event.object()));
-            if unchanged && !matches!(event, Event::Deleted(_)) {
+            if !concerns_pods(event) {
                 return Vec::new();
             }
             let name = event.object().metadata.name.as_deref().unwrap_or_default();
-            let pods = on_node.by_index(NODE, name);
-            pods.iter().map(|pod| Key::from_object(&**pod)).collect()
+            let pods = on_node.entries_by_index(NODE, name).into_iter();
+            pods.map(|pod| Key::new(pod.namespace(), pod.name()))
+                .collect()
         })
         .watches_with(controller.pods.cache(), move |event| {
             let pod = event.object();
@@ -94,6 +92,15 @@ pub fn start(shared: &Arc<Shared>) {
         })
         .workers(8)
         .start();
+}
+
+/// Whether a change of a node may change when its pods leave it. Without taints, now and before, they stay.
+fn concerns_pods(event: &Event<Node>) -> bool {
+    match event {
+        Event::Added(node) => !taints(node).is_empty(),
+        Event::Modified { old, new } => taints(old) != taints(new),
+        Event::Deleted(_) => true,
+    }
 }
 
 /// The NoExecute taints.
@@ -246,6 +253,31 @@ mod tests {
             operator: Some("Exists".into()),
             toleration_seconds: seconds,
             ..Default::default()
+        }
+    }
+
+    #[test]
+    fn pods_are_looked_at_only_if_taints_concern_them() {
+        let node = |taints: &[&str]| {
+            let mut node = Node::default();
+            let taints = taints.iter().map(|key| taint(key));
+            node.spec.get_or_insert_default().taints = Some(taints.collect());
+            Arc::new(node)
+        };
+        let modified = |old: &[&str], new: &[&str]| Event::Modified {
+            old: node(old),
+            new: node(new),
+        };
+        for (event, expected) in [
+            (Event::Added(node(&[])), false),
+            (Event::Added(node(&["lost"])), true),
+            (modified(&[], &["lost"]), true),
+            (modified(&["lost"], &[]), true),
+            (modified(&["lost"], &["lost"]), false),
+            (modified(&[], &[]), false),
+            (Event::Deleted(node(&[])), true),
+        ] {
+            assert_eq!(concerns_pods(&event), expected, "{event:?}");
         }
     }
 

@@ -10,11 +10,14 @@ use k8s_openapi::api::{
     apps::v1::{DaemonSet, StatefulSet},
     batch::v1::Job,
     coordination::v1::Lease,
-    core::v1::{Node, PersistentVolumeClaim, Pod},
+    core::v1::{Event, Node, PersistentVolumeClaim, Pod},
+    policy::v1::PodDisruptionBudget,
 };
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api,
-    api::{ListParams, Patch, PatchParams, PostParams},
+    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    core::GroupVersionKind,
 };
 use serde_json::{Value, json};
 use stdx::FakeClock;
@@ -484,4 +487,80 @@ async fn pods_of_a_lost_node_are_marked_when_it_is_lost_and_not_at_every_later_l
         })
         .await;
     assert_eq!(readiness(&world, "a").await.as_deref(), Some("True"));
+}
+
+/// A custom kind with a scale subresource.
+async fn define_farms(world: &World) -> Api<DynamicObject> {
+    let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    let version = json!({
+        "name": "v1", "served": true, "storage": true,
+        "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": schema, "status": schema}}},
+        "subresources": {"status": {}, "scale": {
+            "specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}},
+    });
+    let definition = json!({
+        "metadata": {"name": "farms.example.com"},
+        "spec": {
+            "group": "example.com", "scope": "Namespaced", "versions": [version],
+            "names": {"plural": "farms", "kind": "Farm"},
+        },
+    });
+    let definitions: Api<CustomResourceDefinition> = Api::all(world.client.clone());
+    let definition = serde_json::from_value(definition).unwrap();
+    definitions
+        .create(&PostParams::default(), &definition)
+        .await
+        .unwrap();
+    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("example.com", "v1", "Farm"));
+    let farms: Api<DynamicObject> = Api::namespaced_with(world.client.clone(), "default", &kind);
+    world
+        .until("the custom kind", || async {
+            farms.list(&ListParams::default()).await.map(|_| true)
+        })
+        .await;
+    farms
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_budget_counts_the_replicas_of_custom_controllers_and_events_name_unmanaged_pods() {
+    let world = World::new().await;
+    let farms = define_farms(&world).await;
+    let farm = json!({
+        "apiVersion": "example.com/v1", "kind": "Farm",
+        "metadata": {"name": "farm"}, "spec": {"replicas": 7},
+    });
+    let farm = serde_json::from_value(farm).unwrap();
+    let farm = farms.create(&PostParams::default(), &farm).await.unwrap();
+    let owner = json!([{
+        "apiVersion": "example.com/v1", "kind": "Farm", "name": "farm",
+        "uid": farm.metadata.uid, "controller": true,
+    }]);
+    for (name, owners) in [("owned", owner), ("alone", json!([]))] {
+        let pod = json!({
+            "metadata": {"name": name, "labels": {"app": "a"}, "ownerReferences": owners},
+            "spec": {"containers": [{"name": "c", "image": "i"}]},
+        });
+        world.create::<Pod>("default", pod).await;
+    }
+    let budget = json!({
+        "metadata": {"name": "b"},
+        "spec": {"maxUnavailable": "50%", "selector": {"matchLabels": {"app": "a"}}},
+    });
+    world.create::<PodDisruptionBudget>("default", budget).await;
+    let budgets: Api<PodDisruptionBudget> = world.api("default");
+    world
+        .until("the replicas of the custom controller", || async {
+            let status = budgets.get("b").await?.status.unwrap_or_default();
+            let seen = (status.expected_pods, status.desired_healthy);
+            Ok::<_, kube::Error>(seen == (Some(7), Some(3)))
+        })
+        .await;
+    let events: Api<Event> = world.api("default");
+    world
+        .until("the event about the other pod", || async {
+            let all = events.list(&ListParams::default()).await?.items;
+            let mut reasons = all.iter().map(|event| event.reason.as_deref());
+            Ok::<_, kube::Error>(reasons.any(|reason| reason == Some("UnmanagedPods")))
+        })
+        .await;
 }

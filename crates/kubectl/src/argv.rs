@@ -446,21 +446,44 @@ fn unexpected(path: &str, given: &str) -> String {
     format!("{said}\nSee '{path} -h' for help and examples")
 }
 
-/// `kubectl create deployment`: the words that are commands.
+/// `kubectl create deployment`: the words that are commands, also behind flags with values.
 fn called(words: &[String]) -> String {
-    let root = Cli::command();
+    let root = as_pflag(record::with_flag(Cli::command()));
     let mut path = vec!["kubectl".to_owned()];
     let mut at = &root;
-    for word in words.iter().skip(1).filter(|word| !word.starts_with('-')) {
-        match at.find_subcommand(word) {
-            Some(next) => {
-                path.push(next.get_name().to_owned());
-                at = next;
+    let mut words = words.iter().skip(1);
+    while let Some(word) = words.next() {
+        if let Some(flag) = word.strip_prefix('-') {
+            if takes_next_word(&root, at, flag) {
+                words.next();
             }
-            None => break,
+            continue;
         }
+        let Some(next) = at.find_subcommand(word) else {
+            break;
+        };
+        path.push(next.get_name().to_owned());
+        at = next;
     }
     path.join(" ")
+}
+
+/// Whether the next word is the value of a flag, which is given without its first dash.
+fn takes_next_word(root: &Command, command: &Command, flag: &str) -> bool {
+    let takes_value = |is_meant: &dyn Fn(&Arg) -> bool| {
+        let mut known = command.get_arguments().chain(root.get_arguments());
+        known.find(|arg| is_meant(arg)).is_some_and(|arg| {
+            matches!(arg.get_action(), ArgAction::Set | ArgAction::Append)
+                && !arg.is_require_equals_set()
+        })
+    };
+    if let Some(long) = flag.strip_prefix('-') {
+        return takes_value(&|arg| arg.get_long() == Some(long));
+    }
+    // What follows the first letter with a value is its value.
+    let mut letters = flag.char_indices();
+    let first = letters.find(|(_, letter)| takes_value(&|arg| arg.get_short() == Some(*letter)));
+    first.is_some_and(|(at, letter)| at + letter.len_utf8() == flag.len())
 }
 
 #[cfg(test)]
@@ -477,6 +500,23 @@ mod tests {
         assert_eq!(suggestions("getpods"), Vec::<String>::new());
         assert_eq!(suggestions("desc"), ["describe"]);
         assert_eq!(distance("kitten", "sitting"), 3);
+    }
+
+    #[test]
+    fn the_command_is_found_behind_flags_and_their_values() {
+        for (line, expected) in [
+            ("kubectl create role", "kubectl create role"),
+            ("kubectl -n default create role", "kubectl create role"),
+            (
+                "kubectl --server get create -ojson role",
+                "kubectl create role",
+            ),
+            ("kubectl -v6 --context=a get --watch pods", "kubectl get"),
+            ("kubectl get -wn top", "kubectl get"),
+            ("kubectl --nope get pods", "kubectl get"),
+        ] {
+            assert_eq!(called(&normal(words(line))), expected, "{line}");
+        }
     }
 
     #[test]

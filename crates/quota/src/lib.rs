@@ -60,25 +60,49 @@ pub fn usage(group: &str, resource: &str, object: &Object) -> Amounts {
             usage.insert("services".to_owned(), one);
             service_usage(&mut usage, spec);
         }
-        "persistentvolumeclaims" => {
-            usage.insert(resource.to_owned(), one);
-            let size = amounts::from_json(&spec["resources"]["requests"])
-                .get("storage")
-                .copied();
-            let class = tree::text(&spec["storageClassName"]);
-            let of_class = format!("{class}.storageclass.storage.k8s.io/");
-            usage.insert(format!("{of_class}persistentvolumeclaims"), one);
-            if let Some(size) = size {
-                usage.insert("requests.storage".to_owned(), size);
-                usage.insert(format!("{of_class}requests.storage"), size);
-            }
-        }
+        "persistentvolumeclaims" => claim_usage(&mut usage, object),
         "configmaps" | "secrets" | "replicationcontrollers" | "resourcequotas" => {
             usage.insert(resource.to_owned(), one);
         }
         _ => {}
     }
     usage
+}
+
+/// The class of a claim: the old annotation takes precedence over its field.
+const CLASS: &str = "volume.beta.kubernetes.io/storage-class";
+
+/// A claim counts with the storage that it requests, or with what an expansion has allocated for it if that is more: a
+/// request may be reduced while an expansion that failed is still tried.
+fn claim_usage(usage: &mut Amounts, claim: &Object) {
+    let one = Quantity::from_value(1, machinery::quantity::Format::Decimal);
+    let spec = tree::get(claim, "spec");
+    let storage = |amounts: &Value| {
+        let storage = amounts::from_json(amounts).get("storage").copied()?;
+        // Whole bytes, which the usage of a quota must have.
+        Some(match storage.is_integer() {
+            true => storage,
+            false => Quantity::from_value(storage.value(), storage.format()),
+        })
+    };
+    let allocated = storage(&tree::get(claim, "status")["allocatedResources"]);
+    let size = storage(&spec["resources"]["requests"]);
+    let size = size.map(|size| allocated.map_or(size, |allocated| allocated.max(size)));
+    let annotation = tree::get(claim, "metadata")["annotations"][CLASS].as_str();
+    let class = annotation.unwrap_or_else(|| tree::text(&spec["storageClassName"]));
+    let mut insert = |name: &str, amount: Quantity| {
+        usage.insert(name.to_owned(), amount);
+        if !class.is_empty() {
+            usage.insert(
+                format!("{class}.storageclass.storage.k8s.io/{name}"),
+                amount,
+            );
+        }
+    };
+    insert("persistentvolumeclaims", one);
+    if let Some(size) = size {
+        insert("requests.storage", size);
+    }
 }
 
 fn pod_usage(usage: &mut Amounts, pod: &Object) {
@@ -156,6 +180,42 @@ mod tests {
         let status = json!({"containerStatuses": [status]});
         assert_eq!(charged(status), of("3100m"));
         assert_eq!(charged(json!({"phase": "Succeeded"})), "count/pods=1");
+    }
+
+    #[test]
+    fn a_claim_is_charged_for_what_it_requests_or_an_expansion_has_allocated() {
+        let charged = |claim: Value| {
+            let claim = claim.as_object().cloned().unwrap_or_default();
+            usage("", "persistentvolumeclaims", &claim)
+                .into_iter()
+                .map(|(name, amount)| format!("{name}={amount}"))
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        let claim = |requested: &str, allocated: &str| {
+            let status = json!({"allocatedResources": {"storage": allocated}});
+            json!({"spec": {"resources": {"requests": {"storage": requested}}}, "status": status})
+        };
+        let of = |size: &str| {
+            format!(
+                "count/persistentvolumeclaims=1 persistentvolumeclaims=1 requests.storage={size}"
+            )
+        };
+        // A request that was reduced while the expansion to the larger size goes on.
+        assert_eq!(charged(claim("2Gi", "100Gi")), of("100Gi"));
+        assert_eq!(charged(claim("2Gi", "1Gi")), of("2Gi"));
+        assert_eq!(charged(claim("1500m", "")), of("2"));
+        let mut classed = claim("1Gi", "");
+        classed["spec"]["storageClassName"] = "gold".into();
+        let with_class = |class: &str| {
+            let of_class = format!("{class}.storageclass.storage.k8s.io/");
+            format!(
+                "count/persistentvolumeclaims=1 {of_class}persistentvolumeclaims=1 {of_class}requests.storage=1Gi persistentvolumeclaims=1 requests.storage=1Gi"
+            )
+        };
+        assert_eq!(charged(classed.clone()), with_class("gold"));
+        classed["metadata"] = json!({"annotations": {CLASS: "fast"}});
+        assert_eq!(charged(classed), with_class("fast"));
     }
 
     #[test]

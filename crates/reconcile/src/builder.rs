@@ -2,7 +2,7 @@
 //! workers. No event is handled and no worker runs before every informer it reads has synced; from
 //! then on the controller counts as started.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{borrow::Cow, collections::BTreeSet, sync::Arc, time::Duration};
 
 use client::{Event, Informer, informer::Object};
 use futures::future::BoxFuture;
@@ -23,9 +23,12 @@ pub trait Cache: Send + Sync + 'static {
 
     /// Whether its objects are known to be too old to act on.
     fn is_behind(&self) -> bool;
+
+    /// Group and plural of its kind.
+    fn resource(&self) -> (Cow<'static, str>, Cow<'static, str>);
 }
 
-impl<K: Object> Cache for Informer<K> {
+impl<K: Object + Resource<DynamicType = ()>> Cache for Informer<K> {
     fn synced(&self) -> BoxFuture<'_, ()> {
         Box::pin(Informer::synced(self))
     }
@@ -33,7 +36,14 @@ impl<K: Object> Cache for Informer<K> {
     fn is_behind(&self) -> bool {
         Informer::is_behind(self)
     }
+
+    fn resource(&self) -> (Cow<'static, str>, Cow<'static, str>) {
+        (K::group(&()), K::plural(&()))
+    }
 }
+
+/// Called with the group and plural of the cache because of whose age a key is not reconciled.
+pub(crate) type Skipped = Arc<dyn Fn(&str, &str) + Send + Sync>;
 
 /// The started controllers that still wait for their informers. Clones share it.
 #[derive(Clone, Default)]
@@ -88,6 +98,7 @@ pub struct Builder<C> {
     caches: Vec<Arc<dyn Cache>>,
     follows: Vec<Follow>,
     metrics: QueueMetrics,
+    skipped: Option<Skipped>,
 }
 
 impl<C: Controller> Builder<C> {
@@ -102,16 +113,17 @@ impl<C: Controller> Builder<C> {
             caches: Vec::new(),
             follows: Vec::new(),
             metrics: QueueMetrics::default(),
+            skipped: None,
         }
     }
 
     /// Watches objects, which are reconciled under their own key.
-    pub fn watches<K: Object>(self, informer: &Informer<K>) -> Self {
+    pub fn watches<K: Object + Resource<DynamicType = ()>>(self, informer: &Informer<K>) -> Self {
         self.watches_with(informer, |event| vec![Key::from_object(&**event.object())])
     }
 
     /// Watches objects whose changes enqueue the keys that `keys` returns.
-    pub fn watches_with<K: Object>(
+    pub fn watches_with<K: Object + Resource<DynamicType = ()>>(
         mut self,
         informer: &Informer<K>,
         keys: impl Fn(&Event<K>) -> Vec<Key> + Send + Sync + 'static,
@@ -125,7 +137,7 @@ impl<C: Controller> Builder<C> {
 
     /// Watches objects with an owner of `kind`: a change enqueues its current and previous owner. A
     /// change of an orphan enqueues the owners that could adopt it, as `candidates` returns.
-    pub fn owns<K: Object>(
+    pub fn owns<K: Object + Resource<DynamicType = ()>>(
         self,
         informer: &Informer<K>,
         kind: &'static str,
@@ -135,7 +147,7 @@ impl<C: Controller> Builder<C> {
     }
 
     /// Like [`Builder::owns`], without the changes that do not concern the owner, by the object before and after them.
-    pub fn owns_if<K: Object>(
+    pub fn owns_if<K: Object + Resource<DynamicType = ()>>(
         self,
         concerns: impl Fn(&K, &K) -> bool + Send + Sync + 'static,
         informer: &Informer<K>,
@@ -152,7 +164,7 @@ impl<C: Controller> Builder<C> {
     }
 
     /// Adds an informer that the controller reads and whose changes enqueue nothing.
-    pub fn reads<K: Object>(mut self, informer: &Informer<K>) -> Self {
+    pub fn reads<K: Object + Resource<DynamicType = ()>>(mut self, informer: &Informer<K>) -> Self {
         self.caches.push(Arc::new(informer.clone()));
         self
     }
@@ -181,6 +193,12 @@ impl<C: Controller> Builder<C> {
         self
     }
 
+    /// Calls `skipped` with the group and plural of a cache whenever a key waits because that cache is too old.
+    pub fn skips(mut self, skipped: impl Fn(&str, &str) + Send + Sync + 'static) -> Self {
+        self.skipped = Some(Arc::new(skipped));
+        self
+    }
+
     /// A queue that the controller itself adds keys to.
     pub fn queue(mut self, queue: &Queue<Key>) -> Self {
         self.queue = queue.clone();
@@ -202,10 +220,10 @@ impl<C: Controller> Builder<C> {
             let caches: Arc<[_]> = self.caches.into();
             for _ in 0..self.workers {
                 let (controller, queue) = (self.controller.clone(), self.queue.clone());
-                let caches = caches.clone();
+                let (caches, skipped) = (caches.clone(), self.skipped.clone());
                 context.spawn(controller.name(), async move {
                     loop {
-                        runner::work(&*controller, &queue, &caches).await;
+                        runner::work(&*controller, &queue, &caches, skipped.as_ref()).await;
                     }
                 });
             }
@@ -367,13 +385,19 @@ mod tests {
         let (controller, queue) = (Log(sender), Queue::default());
         let caches: [Arc<dyn Cache>; 1] = [Arc::new(pods.clone())];
         queue.add(Key::new("default", "p"));
-        runner::work(&controller, &queue, &caches).await;
+        let (counter, mut counted) = mpsc::unbounded_channel();
+        let skipped: Skipped = Arc::new(move |group, plural| {
+            counter.send(format!("{group}/{plural}")).unwrap();
+        });
+        runner::work(&controller, &queue, &caches, Some(&skipped)).await;
         assert!(seen.try_recv().is_err(), "acted on a cache that is too old");
+        assert_eq!(counted.try_recv().unwrap(), "/pods");
         let mut newer = pod("q", None);
         newer.metadata.resource_version = Some("7".into());
         pods.upsert(newer);
         // The key is enqueued again.
-        runner::work(&controller, &queue, &caches).await;
+        runner::work(&controller, &queue, &caches, Some(&skipped)).await;
         assert_eq!(seen.try_recv().unwrap(), "p");
+        assert!(counted.try_recv().is_err());
     }
 }

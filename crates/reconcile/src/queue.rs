@@ -94,9 +94,15 @@ pub struct ClaimedKey<T: Item> {
     queue: Queue<T>,
     key: T,
     since: Instant,
+    rest: Duration,
 }
 
 impl<T: Item> ClaimedKey<T> {
+    /// Makes the rest period of the key this long, if that of the queue is shorter.
+    pub fn rest(&mut self, rest: Duration) {
+        self.rest = self.rest.max(rest);
+    }
+
     /// The key.
     pub fn key(&self) -> &T {
         &self.key
@@ -109,7 +115,7 @@ impl<T: Item> Drop for ClaimedKey<T> {
         shared.count(|meter| meter.finished(self.since.elapsed()));
         let (mut state, now) = (shared.state.lock(), Instant::now());
         state.held.remove(&self.key);
-        state.rest(&self.key, now, shared.rest);
+        state.rest(&self.key, now, self.rest);
         if state.dirty.remove(&self.key) {
             state.push(self.key.clone(), now);
             shared.count(|meter| meter.has(state.ready.len()));
@@ -236,6 +242,7 @@ impl<T: Item> Queue<T> {
                     queue: self.clone(),
                     key,
                     since: now,
+                    rest: self.shared.rest,
                 };
             }
             match due {
@@ -413,6 +420,26 @@ mod tests {
         let mut state = queue.shared.state.lock();
         let (key, more, _) = state.take(Instant::now() + 2 * rest);
         assert_eq!((key.map(|(key, _)| key), more), (Some("a"), false));
+    }
+
+    #[tokio::test]
+    async fn a_worker_may_let_a_key_rest_longer_but_not_shorter() {
+        let queue = Queue::with_rest(Duration::from_secs(60));
+        for (asked, expected) in [(3600, 3600), (1, 60)] {
+            queue.add("a");
+            let mut held = queue.next().await;
+            held.rest(Duration::from_secs(asked));
+            drop(held);
+            queue.add("a");
+            let mut state = queue.shared.state.lock();
+            let now = Instant::now();
+            let early = state.take(now + Duration::from_secs(expected - 30));
+            assert_eq!(early.0, None, "{asked}");
+            let late = state.take(now + Duration::from_secs(expected));
+            assert_eq!(late.0.map(|(key, _)| key), Some("a"), "{asked}");
+            state.held.clear();
+            state.resting.clear();
+        }
     }
 
     #[tokio::test]

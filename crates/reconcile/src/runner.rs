@@ -10,7 +10,10 @@ use kube::Resource;
 use lifecycle::Context;
 use tracing::{Instrument, debug, info_span, warn};
 
-use crate::{Error, Queue, builder::Cache};
+use crate::{
+    Error, Queue,
+    builder::{Cache, Skipped},
+};
 
 /// Namespace (empty for cluster-scoped objects) and name of an object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,6 +59,9 @@ pub enum Action {
     Done,
     /// Reconcile again after this time.
     After(Duration),
+    /// Nothing until something changes, and not before this time: the object is large, and changes that arrive until
+    /// then are reconciled together.
+    Rest(Duration),
 }
 
 /// Reconciles one object towards its spec.
@@ -76,10 +82,15 @@ pub(crate) async fn work<C: Controller>(
     controller: &C,
     queue: &Queue<Key>,
     caches: &[Arc<dyn Cache>],
+    skipped: Option<&Skipped>,
 ) {
-    let held = queue.next().await;
-    let key = held.key();
-    if caches.iter().any(|cache| cache.is_behind()) {
+    let mut held = queue.next().await;
+    let key = &held.key().clone();
+    if let Some(cache) = caches.iter().find(|cache| cache.is_behind()) {
+        if let Some(skipped) = skipped {
+            let (group, plural) = cache.resource();
+            skipped(&group, &plural);
+        }
         debug!(controller = controller.name(), %key, "informer cache is behind, requeueing");
         queue.add_after(key.clone(), BEHIND);
         return;
@@ -92,8 +103,10 @@ pub(crate) async fn work<C: Controller>(
     {
         Ok(action) => {
             queue.forget(key);
-            if let Action::After(delay) = action {
-                queue.add_after(key.clone(), delay);
+            match action {
+                Action::Done => {}
+                Action::After(delay) => queue.add_after(key.clone(), delay),
+                Action::Rest(rest) => held.rest(rest),
             }
         }
         Err(error) => {

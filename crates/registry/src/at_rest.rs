@@ -57,14 +57,23 @@ async fn pack_kind(
     let Ok(readable) = listed.await else {
         return packer;
     };
-    let mut objects = readable.objects();
-    objects.retain(|object| object.revision <= unchanged_since && object.is_loose());
+    let objects = at_rest(readable.objects(), unchanged_since);
     if objects.is_empty() {
         return packer;
     }
     // Packing takes CPU time: do not block the threads that serve requests.
     let work = tokio::task::spawn_blocking(move || packer.pack(objects));
     work.await.unwrap_or_default()
+}
+
+/// Of these objects those at rest that can be packed. None of those at rest keeps its protobuf message.
+fn at_rest(mut objects: Vec<Arc<Stored>>, unchanged_since: u64) -> Vec<Arc<Stored>> {
+    objects.retain(|object| object.revision <= unchanged_since);
+    for object in &objects {
+        object.forget_message();
+    }
+    objects.retain(|object| object.is_loose());
+    objects
 }
 
 /// Packs the objects of one kind.
@@ -182,6 +191,21 @@ mod tests {
         assert_ne!(after, before);
         let packer = packer.pack(objects(&format!("{spec}{status}")));
         assert_eq!(packer.dictionary.unwrap(), after, "it packs them as well");
+    }
+
+    #[test]
+    fn objects_at_rest_keep_no_protobuf_message() {
+        let objects: Vec<_> = (0..3).map(|n| stored(n, &"text".repeat(200))).collect();
+        let schema = machinery::schema::lookup("core/v1.Pod").unwrap();
+        let messages: Vec<_> = objects.iter().map(|one| one.message(schema)).collect();
+        assert!(objects.iter().all(|object| object.keeps_message()));
+        assert_eq!(at_rest(objects.clone(), 7001).len(), 2);
+        let kept: Vec<_> = objects
+            .iter()
+            .map(|object| object.keeps_message())
+            .collect();
+        assert_eq!(kept, [false, false, true]);
+        assert_eq!(objects[0].message(schema), messages[0]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::{
 
 use bytes::{BufMut, Bytes, BytesMut};
 use machinery::{Object, Value, encode::Encoded, protobuf, schema::Type};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use store::{Codec, Key, Revision};
 
 use crate::{
@@ -154,8 +154,9 @@ pub struct Stored {
 struct Forms {
     /// The name of a form in another version, and the object in it; `None` if conversion changes nothing.
     converted: OnceLock<(Box<str>, Option<Arc<Stored>>)>,
-    /// The protobuf message, without the envelope.
-    message: OnceLock<Bytes>,
+    /// Guards the protobuf message, without the envelope. It is dropped when the object is at rest: it is as large as
+    /// the object and cannot be packed.
+    message: Mutex<Option<Bytes>>,
     /// The parsed object.
     parsed: OnceLock<Object>,
 }
@@ -346,11 +347,24 @@ impl Stored {
         }
     }
 
-    /// The object's protobuf message, without the envelope; cached.
-    pub fn message(&self, schema: &'static Type) -> &Bytes {
-        self.forms()
-            .message
-            .get_or_init(|| protobuf::message(schema, &self.parse()).into())
+    /// The object's protobuf message, without the envelope; cached for the watches of a change.
+    pub fn message(&self, schema: &'static Type) -> Bytes {
+        let mut message = self.forms().message.lock();
+        let make = || protobuf::message(schema, &self.parse()).into();
+        message.get_or_insert_with(make).clone()
+    }
+
+    /// Drops the cached protobuf message.
+    pub(crate) fn forget_message(&self) {
+        if let Some(forms) = self.forms.get() {
+            forms.message.lock().take();
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn keeps_message(&self) -> bool {
+        let forms = self.forms.get();
+        forms.is_some_and(|forms| forms.message.lock().is_some())
     }
 
     /// A label's value.

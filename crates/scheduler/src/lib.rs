@@ -16,6 +16,7 @@ pub mod diagnosis;
 pub mod disk;
 pub mod extender;
 pub mod framework;
+mod in_tree;
 mod inputs;
 pub mod matching;
 pub mod metrics;

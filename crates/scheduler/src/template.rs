@@ -16,6 +16,7 @@ use reconcile::Selector;
 
 use crate::{
     disk::Disk,
+    in_tree,
     matching::{Labels, Matcher},
     resources::{self, Resources},
 };
@@ -234,6 +235,8 @@ pub struct Template {
     pub claims: Vec<VolumeClaim>,
     /// In-line disks that pods of one node cannot share.
     pub disks: Vec<Disk>,
+    /// In-line volumes that CSI drivers serve: driver and handle.
+    pub migrated: Vec<(&'static str, String)>,
     /// Resource claims: the name in the pod, and the claim if it is named directly.
     pub resource_claims: Vec<(String, Option<String>)>,
     /// Features that the node must declare.
@@ -294,6 +297,7 @@ impl Template {
             gates: gates.map(|gate| gate.name.clone()).collect(),
             claims: claims(spec),
             disks: disks(spec),
+            migrated: migrated(spec),
             resource_claims: resource_claims(spec),
             features: features(spec),
             extended: extended(spec),
@@ -441,6 +445,11 @@ fn claims(spec: &PodSpec) -> Vec<VolumeClaim> {
 fn disks(spec: &PodSpec) -> Vec<Disk> {
     let volumes = spec.volumes.iter().flatten();
     volumes.filter_map(Disk::new).collect()
+}
+
+fn migrated(spec: &PodSpec) -> Vec<(&'static str, String)> {
+    let volumes = spec.volumes.iter().flatten();
+    volumes.filter_map(in_tree::inline).collect()
 }
 
 fn resource_claims(spec: &PodSpec) -> Vec<(String, Option<String>)> {

@@ -10,10 +10,13 @@ pub struct DualStack {
     pub lan: Lan,
 }
 
-/// A machine with an address of both families, and these addresses.
-fn machine(lan: &Lan, number: u8) -> (Machine, String) {
-    let machine = Machine::on(lan, &lan.address(0, number));
-    let v6 = format!("fd77::{number}");
+/// The IPv6 prefixes of the network's two subnets.
+const PREFIXES: [&str; 2] = ["fd77::", "fd78::"];
+
+/// A machine with an address of both families in a subnet, and these addresses.
+fn machine(lan: &Lan, subnet: usize, number: u8) -> (Machine, String) {
+    let machine = Machine::on(lan, &lan.address(subnet, number));
+    let v6 = format!("{}{number}", PREFIXES[subnet]);
     let with_length = format!("{v6}/64");
     let add = ["address", "add", &with_length, "dev", "eth0", "nodad"];
     machine.run("ip", &add).success();
@@ -28,10 +31,35 @@ impl Default for DualStack {
 }
 
 impl DualStack {
-    /// Both nodes are ready. The agent detects its addresses.
+    /// Both nodes are ready, on one subnet. The agent detects its addresses.
     pub fn start() -> Self {
         let lan = Lan::new();
-        let (one, addresses) = machine(&lan, 2);
+        let machines = [machine(&lan, 0, 2), machine(&lan, 0, 3)];
+        Self::on(lan, machines)
+    }
+
+    /// The same with a router of both families between the nodes.
+    pub fn across() -> Self {
+        let lan = Lan::new();
+        for prefix in PREFIXES {
+            let router = format!("{prefix}1/64");
+            lan.run("ip", &["address", "add", &router, "dev", "lan", "nodad"])
+                .success();
+        }
+        let forward = "echo 1 > /proc/sys/net/ipv6/conf/all/forwarding";
+        lan.run("sh", &["-ec", forward]).success();
+        let machines = [0, 1].map(|subnet| {
+            let machine = machine(&lan, subnet, 2);
+            let router = format!("{}1", PREFIXES[subnet]);
+            let route = ["-6", "route", "add", "default", "via", &router];
+            machine.0.run("ip", &route).success();
+            machine
+        });
+        Self::on(lan, machines)
+    }
+
+    fn on(lan: Lan, machines: [(Machine, String); 2]) -> Self {
+        let [(one, addresses), (two, _)] = machines;
         let ranges = [
             "--node-ip",
             &addresses,
@@ -46,7 +74,7 @@ impl DualStack {
         ];
         let mut cluster = Cluster::stopped_on(one, &ranges);
         cluster.start();
-        let mut two = Agent::new(machine(&lan, 3).0, "two");
+        let mut two = Agent::new(two, "two");
         two.follow_address();
         two.start(&cluster.join_flags());
         cluster.ready_nodes(2);

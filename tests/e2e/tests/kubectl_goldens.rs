@@ -11,6 +11,7 @@ const COMMANDS: &str = include_str!("../clients/kubectl/commands.txt");
 const MISTAKES: &str = include_str!("../clients/kubectl/mistakes.txt");
 const USAGE: &str = include_str!("../clients/kubectl/usage.txt");
 const CORNERS: &str = include_str!("../clients/kubectl/corners.txt");
+const DESCRIBED: &str = include_str!("../clients/kubectl/described.txt");
 const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/kubectl");
 /// Commands that are compared at once.
 const THREADS: usize = 4;
@@ -46,13 +47,24 @@ fn both_kubectls_agree_about_templates_selectors_generators_and_absent_objects()
     compare(CORNERS);
 }
 
+#[test]
+fn both_kubectls_describe_objects_with_many_fields() {
+    compare_with(&["described.yaml"], DESCRIBED);
+}
+
 fn compare(commands: &str) {
+    compare_with(&[], commands);
+}
+
+/// Runs all commands of a list on a cluster with the objects of these files and the usual ones.
+fn compare_with(files: &[&str], commands: &str) {
     let cluster = Cluster::up();
     if !is_the_same_version(&cluster) {
         reference::skip("needs kubectl 1.36 (MAINSTAY_KUBECTL)");
         return;
     }
-    for file in ["cluster.yaml", "objects.yaml", "greeting.yaml"] {
+    let usual = ["cluster.yaml", "objects.yaml", "greeting.yaml"];
+    for file in usual.iter().chain(files) {
         let file = format!("{DIRECTORY}/{file}");
         testkit::eventually(&file, || {
             let ran = cluster.kubectl(&["apply", "-f", &file]);

@@ -8,7 +8,7 @@ use std::{
     process::Command,
 };
 
-use testkit::{Machine, Ran};
+use testkit::{Cluster, Machine, Ran};
 
 fn run(program: &str, args: &[&str]) -> Ran {
     let output = Command::new(program).args(args).output();
@@ -137,6 +137,20 @@ fn a_release_is_packed_installed_into_an_empty_root_and_removed() {
     let install = ["install", "--root", text(&target)];
     run(&binary(), &install).success();
     assert!(target.join("usr/local/bin/mainstay").exists());
+}
+
+#[test]
+fn the_image_of_a_release_is_imported_under_its_name() {
+    let cluster = Cluster::up();
+    let packages = make(cluster.machine().dir());
+    let is_image = |path: &&PathBuf| path.to_string_lossy().contains("-image-");
+    let image = packages.iter().find(is_image).expect("an image");
+    cluster
+        .mainstay(&["image", "import", text(image)])
+        .success();
+    let listed = cluster.mainstay(&["image", "list"]).success();
+    let name = concat!("mainstay.local/mainstay:", env!("CARGO_PKG_VERSION"));
+    assert!(listed.contains(name), "{listed}");
 }
 
 /// A minimal Debian below `target/`, made once; `None` if this machine cannot make one.

@@ -31,15 +31,22 @@ pub(super) fn run(asked: Scheduler) -> Result<()> {
         "which cluster? give --kubeconfig, or clientConnection.kubeconfig in the configuration",
     )?;
     let kubeconfig = client::Kubeconfig::read_list(&kubeconfig)?;
+    let rate = configuration
+        .as_ref()
+        .and_then(|configuration| configuration.rate);
     let election = configuration.and_then(|configuration| configuration.leader_election);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
         let client = kubeconfig.client(None)?;
-        let config = |client| match &document {
-            Some(document) => scheduler::Config::configured(client, document),
-            None => Ok(scheduler::Config::new(client)),
+        let config = |client: client::kube::Client| {
+            // The leader election has its own requests, which do not wait for the scheduler's.
+            let client = rate.map_or(client.clone(), |rate| client::limited(&client, rate));
+            match &document {
+                Some(document) => scheduler::Config::configured(client, document),
+                None => Ok(scheduler::Config::new(client)),
+            }
         };
         let stop = CancellationToken::new();
         let identity = identity();

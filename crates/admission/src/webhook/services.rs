@@ -1,6 +1,8 @@
 //! Backends of a Service: a random ready endpoint. So no cluster IP routing is needed, also on a
 //! machine that is not a node.
 
+use std::net::IpAddr;
+
 use async_trait::async_trait;
 use kinds::tree;
 use machinery::{Object, Status, Value};
@@ -86,7 +88,8 @@ fn route(service: &Object, port: u16) -> Result<Route, String> {
     }
 }
 
-/// Ready addresses with a port.
+/// Ready addresses with a port. Names, of slices of the type FQDN, are not followed, as by a proxy: who writes slices
+/// could lead requests to this machine by them.
 fn ready(slices: &[Object], port_name: &str) -> Vec<(String, u16)> {
     let of_slice = |slice: &Object| {
         let mut ports = tree::list(tree::get(slice, "ports")).iter();
@@ -95,6 +98,7 @@ fn ready(slices: &[Object], port_name: &str) -> Vec<(String, u16)> {
         let endpoints = tree::list(tree::get(slice, "endpoints")).iter();
         let endpoints = endpoints.filter(|one| one["conditions"]["ready"] != Value::Bool(false));
         let addresses = endpoints.filter_map(|one| one["addresses"][0].as_str());
+        let addresses = addresses.filter(|address| address.parse::<IpAddr>().is_ok());
         let addresses = addresses.filter_map(|address| Some((address.to_owned(), port?)));
         addresses.collect::<Vec<_>>()
     };
@@ -124,7 +128,7 @@ mod tests {
             "endpoints": [
                 {"addresses": ["10.0.0.1"], "conditions": {"ready": true}},
                 {"addresses": ["10.0.0.2"], "conditions": {"ready": false}},
-                {"addresses": ["10.0.0.3"]}]}),
+                {"addresses": ["10.0.0.3"]}, {"addresses": ["localhost"]}]}),
         );
         let found = ready(&[slice], "a");
         let expected = [("10.0.0.1".to_owned(), 8443), ("10.0.0.3".to_owned(), 8443)];

@@ -314,6 +314,7 @@ async fn a_failed_conversion_is_told_and_stores_nothing() {
         };
         match name {
             "garbage" => Reply::Raw(200, b"garbage".to_vec()),
+            "large" => Reply::Raw(200, vec![b' '; 20 << 20]),
             "refused" => Reply::Json(respond(
                 review,
                 json!({"result": {"status": "Failure", "message": "I do not convert"}}),
@@ -336,6 +337,10 @@ async fn a_failed_conversion_is_told_and_stores_nothing() {
         (
             "garbage",
             "conversion webhook for example.com/v2, Kind=Host failed: couldn't get version/kind; json parse error: ",
+        ),
+        (
+            "large",
+            "conversion webhook for example.com/v2, Kind=Host failed: unexpected error when reading response body. ",
         ),
         (
             "refused",
@@ -377,6 +382,45 @@ async fn a_failed_conversion_is_told_and_stores_nothing() {
     let listed = admin(&server, "GET", &path("v2"), Value::Null).await;
     assert_eq!(listed.code, 500, "{}", listed.body);
     assert_eq!(get(&server, "v1", "refused").await.code, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conversion_webhook_of_another_authority_or_without_endpoints_converts_nothing() {
+    let hook = Hook::start(|review| Reply::Json(converted(review))).await;
+    let other = Hook::start(|review| Reply::Json(converted(review))).await;
+    let server = serve(&hook).await;
+    let made = admin(&server, "POST", &path("v1"), first("old", "x:1")).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let service = json!({"metadata": {"name": "hook"}, "spec": {"ports": [{"port": 443}]}});
+    let services = "/api/v1/namespaces/default/services";
+    assert_eq!(admin(&server, "POST", services, service).await.code, 201);
+    let mut stranger = hook.by_url();
+    stranger["caBundle"] = other.by_url()["caBundle"].clone();
+    let mut empty = json!({"service": {"namespace": "default", "name": "hook"}});
+    empty["caBundle"] = hook.by_url()["caBundle"].clone();
+    for (client, words) in [
+        (
+            stranger,
+            "tls: failed to verify certificate: x509: certificate signed by unknown authority",
+        ),
+        (empty, "no endpoints available for service \"hook\""),
+    ] {
+        let definition = format!("{DEFINITIONS}/hosts.example.com");
+        let mut current = admin(&server, "GET", &definition, Value::Null).await.json();
+        current["spec"]["conversion"]["webhook"]["clientConfig"] = client;
+        let changed = admin(&server, "PUT", &definition, current).await;
+        assert_eq!(changed.code, 200, "{}", changed.body);
+        eventually(|| async {
+            let read = get(&server, "v2", "old").await;
+            (read.code == 500 && read.body.contains(&words.replace('"', "\\\""))).then_some(())
+        })
+        .await;
+        let refused = admin(&server, "POST", &path("v2"), second("new", "x", "1")).await;
+        assert_eq!(refused.code, 500, "{}", refused.body);
+        assert_eq!(get(&server, "v1", "new").await.code, 404);
+        // What needs no conversion is served.
+        assert_eq!(get(&server, "v1", "old").await.code, 200);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -51,6 +51,7 @@ mod streams;
 mod subresources;
 mod support;
 mod unreadable_objects;
+mod validation_rules;
 mod versions;
 mod watches;
 mod webhook_access;

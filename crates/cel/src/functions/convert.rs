@@ -1,9 +1,14 @@
 //! Conversions between types, and the text forms of durations and timestamps.
 
+use std::sync::Arc;
+
 use base64::{Engine, engine::general_purpose::STANDARD};
 
 use super::{Row, library::Library, number, timestamp};
-use crate::value::{Error, Result, Text, Timestamp, Value};
+use crate::{
+    types::Type,
+    value::{Error, Result, Text, Timestamp, Value},
+};
 
 pub(super) const ROWS: &[Row] = &[
     ("type", type_of, &[("type", "A -> type(A)")]),
@@ -106,8 +111,12 @@ fn single_argument<'v, 'a>(args: &'v [Value<'a>]) -> Result<&'v Value<'a>> {
     }
 }
 
+/// As upstream, the type of a constructed object is `type`.
 fn type_of<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    Ok(Value::Type(single_argument(args)?.type_of()))
+    Ok(Value::Type(match single_argument(args)? {
+        Value::Map(map) if map.is_constructed() => Type::Type(Arc::new(Type::Dyn)),
+        value => value.type_of(),
+    }))
 }
 
 fn dynamic<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {

@@ -28,6 +28,8 @@ pub enum Library {
     Decision(Arc<Decision>),
     /// A constant pattern as passed to a function; not visible to expressions.
     Pattern(Arc<Constant>),
+    /// An error inside of an optional: a value that upstream cannot convert back from Go's types.
+    Lost(Arc<str>),
 }
 
 impl Library {
@@ -42,6 +44,7 @@ impl Library {
             Self::Check(check) => Type::Struct(check.type_name().into()),
             Self::Decision(_) => Type::Struct("kubernetes.authorization.Decision".into()),
             Self::Pattern(_) => Type::String,
+            Self::Lost(_) => Type::Error,
         }
     }
 
@@ -57,7 +60,21 @@ impl Library {
             Self::Check(check) => check.go_type(),
             Self::Decision(_) => "library.decisionVal",
             Self::Pattern(_) => "types.String",
+            Self::Lost(_) => "*types.Err",
         }
+    }
+
+    /// Why the value is lost where upstream converts it to Go's types and back.
+    pub(crate) fn lost(&self) -> Option<String> {
+        let go = match self {
+            Self::Quantity(_) => "*resource.Quantity",
+            Self::Url(_) => "*url.URL",
+            Self::Ip(_) => "netip.Addr",
+            Self::Cidr(_) => "netip.Prefix",
+            Self::Semver(_) => "semver.Version",
+            _ => return None,
+        };
+        Some(format!("unsupported conversion to ref.Val: ({go}){self}"))
     }
 
     /// Addresses have the size of their bytes; all others count as one.
@@ -99,6 +116,7 @@ impl fmt::Display for Library {
             Self::Semver(value) => write!(f, "{value}"),
             Self::Format(value) => f.write_str(value.name),
             Self::Pattern(constant) => f.write_str(&constant.text),
+            Self::Lost(why) => f.write_str(why),
             Self::Check(_) | Self::Decision(_) => write!(f, "{}", self.type_of()),
         }
     }

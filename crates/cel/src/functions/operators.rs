@@ -414,7 +414,7 @@ fn optional_index<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 fn within<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     Ok(Value::Bool(match args {
         [wanted, Value::List(list)] => list.contains(wanted)?,
-        [wanted, Value::Map(map)] => map.get(wanted)?.is_some(),
+        [wanted, Value::Map(map)] if !map.is_constructed() => map.get(wanted)?.is_some(),
         _ => return Err(Error::no_such_overload()),
     }))
 }
@@ -451,6 +451,7 @@ fn map_insert<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 
 fn size<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     match args {
+        [Value::Map(map)] if map.is_constructed() => Err(Error::no_such_overload()),
         [value @ (Value::String(_) | Value::Bytes(_) | Value::List(_) | Value::Map(_))] => {
             Ok(Value::Int(value.size() as i64))
         }

@@ -71,7 +71,8 @@ fn of_non_zero<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
         V::Uint(number) => *number == 0,
         V::Double(number) => *number == 0.0,
         V::Duration(nanos) => *nanos == 0,
-        value @ (V::String(_) | V::Bytes(_) | V::List(_) | V::Map(_)) => value.size() == 0,
+        V::Map(map) => map.is_empty() && !map.is_patch(),
+        value @ (V::String(_) | V::Bytes(_) | V::List(_)) => value.size() == 0,
         _ => false,
     };
     Ok(match zero {
@@ -82,7 +83,7 @@ fn of_non_zero<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 
 fn value<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     match args {
-        [Value::Optional(Some(value))] => Ok((**value).clone()),
+        [Value::Optional(Some(value))] => (**value).clone().found(),
         [Value::Optional(None)] => Err(Error::new("optional.none() dereference")),
         _ => Err(Error::no_such_overload()),
     }
@@ -105,7 +106,7 @@ fn or<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 
 fn or_value<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     match args {
-        [Value::Optional(Some(value)), _] => Ok((**value).clone()),
+        [Value::Optional(Some(value)), _] => (**value).clone().found(),
         [Value::Optional(None), other] => Ok(other.clone()),
         _ => Err(Error::no_such_overload()),
     }
@@ -131,7 +132,7 @@ fn unwrap<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     let mut present = Vec::new();
     for item in elements(list)? {
         match item {
-            Value::Optional(Some(value)) => present.push((*value).clone()),
+            Value::Optional(Some(value)) => present.push((*value).clone().found()?),
             Value::Optional(None) => {}
             _ => return Err(Error::no_such_overload()),
         }

@@ -23,14 +23,18 @@ pub(crate) fn named(error: Error, function: &Function, args: &[Value<'_>]) -> Er
         Some(true) => error,
         Some(false) => Error::new(format!("no such overload: {name}")),
         None if fits(function, args) => error,
-        None => {
-            let types = args
-                .iter()
-                .map(|arg| arg.type_of().runtime_name().to_owned());
-            let types: Vec<String> = types.collect();
-            Error::new(format!("no such overload: {name}({})", types.join(", ")))
-        }
+        None => missing(function, args),
     }
+}
+
+/// The error of a function without an overload for these arguments.
+pub(crate) fn missing(function: &Function, args: &[Value<'_>]) -> Error {
+    let types = args
+        .iter()
+        .map(|arg| arg.type_of().runtime_name().to_owned());
+    let types: Vec<String> = types.collect();
+    let name = function.name;
+    Error::new(format!("no such overload: {name}({})", types.join(", ")))
 }
 
 /// Whether the first operand supports the operator; `None` for other functions.
@@ -70,7 +74,10 @@ fn operator_takes(name: &str, first: Option<&Value<'_>>) -> Option<bool> {
                 | Duration(_)
                 | Timestamp(_)
         ),
-        "size" => matches!(first, String(_) | Bytes(_) | List(_) | Map(_)),
+        "size" => match first {
+            Map(map) => !map.is_constructed(),
+            first => matches!(first, String(_) | Bytes(_) | List(_)),
+        },
         "matches" => matches!(first, String(_)),
         "sort" | "@sortByAssociatedKeys" => matches!(first, List(_)),
         op::NOT | op::IN => true,
@@ -87,7 +94,7 @@ fn fits(function: &Function, args: &[Value<'_>]) -> bool {
     })
 }
 
-fn assignable(wanted: &Type, found: &Value<'_>) -> bool {
+pub(crate) fn assignable(wanted: &Type, found: &Value<'_>) -> bool {
     match wanted {
         Type::Dyn | Type::Param(_) => true,
         // Of a list, only the first element is compared.

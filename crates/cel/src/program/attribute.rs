@@ -110,7 +110,7 @@ impl<'a> Evaluator<'_, 'a> {
             Value::Optional(None) => return Ok(Value::NONE),
             Value::Optional(Some(inner)) => {
                 optional = true;
-                flattened(&inner)
+                inner.converted()?
             }
             value => value,
         };
@@ -140,7 +140,10 @@ impl<'a> Evaluator<'_, 'a> {
         let attribute = match &qualifier.key {
             Key::Constant(key) => {
                 self.charge(runtime::SELECT)?;
-                return select(value, key, test);
+                return match qualifier.is_field {
+                    true => field(value, key, test),
+                    false => select(value, key, test),
+                };
             }
             Key::Attribute(attribute) => attribute,
         };
@@ -167,22 +170,21 @@ impl<'a> Evaluator<'_, 'a> {
     }
 }
 
+/// A field of a constructed object, or whether it is set.
+fn field<'a>(value: &Value<'a>, name: &Value<'a>, test: bool) -> Result<Value<'a>> {
+    let found = value.field(name);
+    match (test, found) {
+        // A field that cannot be converted is not set.
+        (true, Err(error)) if !error.fatal => Ok(Value::Bool(false)),
+        (true, found) => Ok(Value::Bool(found?.is_some())),
+        (false, found) => found?.unwrap_or(Value::Null).found(),
+    }
+}
+
 /// The value of a key, or whether there is one.
 fn select<'a>(value: &Value<'a>, key: &Value<'a>, test: bool) -> Result<Value<'a>> {
     match test {
         true => Ok(Value::Bool(value.lookup(key)?.is_some())),
         false => value.get(key),
-    }
-}
-
-/// The value of an optional, as upstream converts it: without further optionals, null for one without a value.
-fn flattened<'a>(value: &Value<'a>) -> Value<'a> {
-    let mut value = value;
-    loop {
-        match value {
-            Value::Optional(Some(inner)) => value = inner,
-            Value::Optional(None) => return Value::Null,
-            value => return value.clone(),
-        }
     }
 }

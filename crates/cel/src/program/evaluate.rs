@@ -93,7 +93,7 @@ impl<'e, 'a> Evaluator<'e, 'a> {
                 }
             }
             Node::OptionalOr { unwrap, args } => match self.node(&args[0])? {
-                Value::Optional(Some(value)) if *unwrap => Ok((*value).clone()),
+                Value::Optional(Some(value)) if *unwrap => (*value).clone().found(),
                 Value::Optional(None) => self.node(&args[1]),
                 value => Ok(value),
             },
@@ -187,6 +187,7 @@ impl<'e, 'a> Evaluator<'e, 'a> {
         }
         let result = match failure {
             Some(error) => Err(error),
+            None if !call.takes(args) => Err(overload::missing(call.function, args)),
             None => (call.function.call)(args)
                 .and_then(Value::shallow)
                 .map_err(|error| overload::named(error, call.function, args)),
@@ -204,7 +205,7 @@ impl<'e, 'a> Evaluator<'e, 'a> {
             let value = self.node(node)?;
             match value {
                 Value::Optional(None) if *optional => {}
-                Value::Optional(Some(value)) if *optional => items.push((*value).clone()),
+                Value::Optional(Some(value)) if *optional => items.push((*value).clone().found()?),
                 value if *optional => {
                     return Err(Error::new(format!(
                         "cannot initialize optional list element from non-optional value {}",
@@ -224,7 +225,9 @@ impl<'e, 'a> Evaluator<'e, 'a> {
             let value = self.node(value)?;
             match value {
                 Value::Optional(None) if *optional => {}
-                Value::Optional(Some(value)) if *optional => map.set(key, (*value).clone())?,
+                Value::Optional(Some(value)) if *optional => {
+                    map.set(key, (*value).clone().found()?)?;
+                }
                 value if *optional => {
                     return Err(Error::new(format!(
                         "cannot initialize optional entry '{}' from non-optional value {}",

@@ -3,7 +3,12 @@
 
 use std::sync::Arc;
 
-use crate::{cost::runtime::Rule, functions::Function, value::Value};
+use crate::{
+    cost::runtime::Rule,
+    functions::{Function, overload},
+    types::Type,
+    value::Value,
+};
 
 #[derive(Debug)]
 pub(super) enum Node {
@@ -65,6 +70,8 @@ pub(super) enum Base {
 pub(super) struct Qualifier {
     pub(super) key: Key,
     pub(super) optional: bool,
+    /// Whether it names a field of a constructed object.
+    pub(super) is_field: bool,
 }
 
 #[derive(Debug)]
@@ -80,6 +87,18 @@ pub(super) struct Call {
     pub(super) args: Vec<Node>,
     /// Whether the second argument is evaluated, and the call charged, even if the first fails.
     pub(super) is_eager: bool,
+    /// The type that the checker resolved for the first argument, where its value may have another one.
+    pub(super) first: Option<&'static Type>,
+}
+
+impl Call {
+    /// Whether the first argument has the type that the checker resolved.
+    pub(super) fn takes(&self, args: &[Value<'_>]) -> bool {
+        match (self.first, args.first()) {
+            (Some(wanted), Some(found)) => overload::assignable(wanted, found),
+            _ => true,
+        }
+    }
 }
 
 #[derive(Debug)]

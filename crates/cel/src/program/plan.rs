@@ -100,8 +100,14 @@ impl<'p> Planner<'p> {
         }
         let key = Key::Constant(Value::text(field.clone()));
         let mut attribute = self.node(operand)?.into_attribute();
-        let optional = false;
-        attribute.qualifiers.push(Qualifier { key, optional });
+        attribute.qualifiers.push(Qualifier {
+            key,
+            optional: false,
+            is_field: match self.checked.type_of(operand) {
+                Type::Struct(name) => self.env.is_object(name),
+                _ => false,
+            },
+        });
         attribute.test = test;
         Ok(Node::Attribute(Box::new(attribute)))
     }
@@ -121,7 +127,11 @@ impl<'p> Planner<'p> {
             }
             node => Key::Attribute(node.into_attribute()),
         };
-        attribute.qualifiers.push(Qualifier { key, optional });
+        attribute.qualifiers.push(Qualifier {
+            key,
+            optional,
+            is_field: false,
+        });
         Ok(Node::Attribute(Box::new(attribute)))
     }
 
@@ -308,7 +318,20 @@ fn combined(
         rule: Rule::new(function.name, overload),
         args: nodes,
         is_eager,
+        first: resolved_list(function, overload),
     })))
+}
+
+/// The list that a function of ordered or summed lists takes. The checker resolves it for one type of elements, also
+/// where those are not known, and upstream calls only that overload.
+fn resolved_list(function: &'static Function, overload: &str) -> Option<&'static Type> {
+    if !matches!(function.name, "isSorted" | "max" | "min" | "sum") {
+        return None;
+    }
+    let mut overloads = function.overloads.iter();
+    overloads
+        .find(|known| known.id == overload)
+        .and_then(|known| known.args.first())
 }
 
 /// Calls of two arguments are eager where upstream binds a binary function: operators, and other

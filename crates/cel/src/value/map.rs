@@ -1,13 +1,15 @@
 //! Maps and objects: of an object in place, and new ones.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
+use ipnet::IpNet;
 use machinery::json;
 
-use super::{Error, Library, Result, Text, Value};
+use super::{Error, Library, List, Result, Text, Value};
 use crate::{
     decl::{Decl, DeclKind},
     env::JSON_PATCH,
+    meter,
 };
 
 #[derive(Debug, Clone)]
@@ -32,58 +34,89 @@ pub struct OwnedMap<'a> {
     pub(super) depth: u32,
 }
 
-/// A key of a map; integers of different types are equal.
+/// A key of a map. As upstream, numbers of different types are different keys, and new lists and maps are only equal to
+/// themselves.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Key {
     Bool(bool),
-    Whole(i128),
-    /// The bits of a number that is not an integer.
+    Int(i64),
+    Uint(u64),
+    /// The bits of the number.
     Double(u64),
     String(String),
     Duration(i64),
-    Timestamp(i64, u32),
+    /// Seconds, nanoseconds and the offset of the zone.
+    Timestamp(i64, u32, i32),
     Type(String),
     Null,
+    /// An optional without a value.
+    None,
+    Address(IpAddr),
+    Network(IpNet),
+    /// The address of a new list or map, which its entry keeps.
+    Place(usize),
 }
 
 impl Key {
     fn new(value: &Value<'_>) -> Option<Self> {
         Some(match value {
             Value::Bool(value) => Self::Bool(*value),
-            Value::Int(value) => Self::Whole(i128::from(*value)),
-            Value::Uint(value) => Self::Whole(i128::from(*value)),
-            Value::Double(value) if value.fract() == 0.0 && value.abs() < 1e19 => {
-                Self::Whole(*value as i128)
-            }
-            Value::Double(value) => Self::Double(value.to_bits()),
+            Value::Int(value) => Self::Int(*value),
+            Value::Uint(value) => Self::Uint(*value),
+            Value::Double(value) if value.is_nan() => return None,
+            // Both zeros are equal.
+            Value::Double(value) => Self::Double((value + 0.0).to_bits()),
             Value::String(value) => Self::String(value.to_string()),
             Value::Duration(nanos) => Self::Duration(*nanos),
-            Value::Timestamp(time) => Self::Timestamp(time.seconds, time.nanos),
+            Value::Timestamp(time) => Self::Timestamp(time.seconds, time.nanos, time.offset),
             Value::Type(t) => Self::Type(t.runtime_name().to_owned()),
             Value::Null => Self::Null,
+            Value::Optional(None) => Self::None,
+            Value::Library(Library::Ip(address)) => Self::Address(*address),
+            Value::Library(Library::Cidr(network)) => Self::Network(*network),
+            Value::List(List::Owned(items)) => Self::Place(Arc::as_ptr(items).addr()),
+            Value::List(List::Joined(parts)) => Self::Place(Arc::as_ptr(parts).addr()),
+            Value::Map(Map::Owned(map)) => Self::Place(Arc::as_ptr(map).addr()),
             _ => return None,
         })
+    }
+
+    /// The keys of other types that a lookup with this one finds: integers find integers, and a double both.
+    fn others(value: &Value<'_>) -> [Option<Self>; 2] {
+        match value {
+            Value::Int(value) => [u64::try_from(*value).ok().map(Self::Uint), None],
+            Value::Uint(value) => [i64::try_from(*value).ok().map(Self::Int), None],
+            Value::Double(value) if value.fract() == 0.0 => {
+                let whole = *value as i128;
+                let (int, uint) = (i64::try_from(whole), u64::try_from(whole));
+                [int.ok().map(Self::Int), uint.ok().map(Self::Uint)]
+            }
+            _ => [None, None],
+        }
     }
 }
 
 impl<'a> OwnedMap<'a> {
     /// Adds an entry; a duplicate key is an error.
     pub fn insert(&mut self, key: Value<'a>, value: Value<'a>) -> Result<()> {
-        let index = Key::new(&key);
-        if index.as_ref().is_some_and(|it| self.index.contains_key(it)) {
+        if self.get(&key).is_some() {
             return Err(Error::new(format!(
                 "insert failed: key {} already exists",
                 key.display()
             )));
         }
+        let index = Key::new(&key);
         self.push(index, key, value)
     }
 
-    /// Adds an entry with a new key. Lists, maps and the like have no index: as keys they are all
+    /// Adds an entry with a new key. Lists and maps of an object and the like have no index: as keys they are all
     /// distinct, and no lookup finds them.
     fn push(&mut self, index: Option<Key>, key: Value<'a>, value: Value<'a>) -> Result<()> {
         // Upstream cannot hash these.
-        if matches!(key, Value::Bytes(_) | Value::Library(Library::Semver(_))) {
+        if matches!(
+            key,
+            Value::Bytes(_) | Value::Library(Library::Semver(_) | Library::Format(_))
+        ) {
             let why = "internal error: a value of this type cannot be the key of a map";
             return Err(Error::new(why.to_owned()));
         }
@@ -153,6 +186,16 @@ impl<'a> OwnedMap<'a> {
     }
 
     fn get(&self, key: &Value<'a>) -> Option<&Value<'a>> {
+        let found = self.get_exactly(key);
+        found.or_else(|| {
+            let mut others = Key::others(key).into_iter().flatten();
+            let at = others.find_map(|other| self.index.get(&other))?;
+            self.entries.get(*at).map(|(_, value)| value)
+        })
+    }
+
+    /// The value of a key of the same type.
+    fn get_exactly(&self, key: &Value<'a>) -> Option<&Value<'a>> {
         let at = self.index.get(&Key::new(key)?)?;
         self.entries.get(*at).map(|(_, value)| value)
     }
@@ -180,12 +223,17 @@ impl<'a> Map<'a> {
     }
 
     /// Whether it is a constructed object.
-    pub(super) fn is_constructed(&self) -> bool {
+    pub(crate) fn is_constructed(&self) -> bool {
         self.object().is_some()
     }
 
+    /// Whether it is a constructed object, and no `JSONPatch`: without its type, nothing is known of its fields.
+    pub(super) fn is_opaque(&self) -> bool {
+        self.is_constructed() && !self.is_patch()
+    }
+
     /// Whether it is a constructed `JSONPatch`.
-    pub(super) fn is_patch(&self) -> bool {
+    pub(crate) fn is_patch(&self) -> bool {
         self.object().is_some_and(|name| &**name == JSON_PATCH)
     }
 
@@ -225,6 +273,9 @@ impl<'a> Map<'a> {
 
     /// The value that a key selects.
     pub(super) fn select(&self, key: &Value<'a>) -> Result<Option<Value<'a>>> {
+        if self.is_opaque() {
+            return Ok(None);
+        }
         Ok(match (self.get(key)?, self) {
             (None, Self::Owned(map)) => map.otherwise.as_deref().cloned(),
             (found, _) => found,
@@ -248,35 +299,25 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Whether both have the same keys and values, of the same types.
+    /// Whether both have the same keys and values, of the same types, and come from the same place: an object or an
+    /// expression.
     pub(super) fn is_identical(&self, other: &Map<'a>) -> Result<bool> {
         if self.len() != other.len() {
             return Ok(false);
         }
-        for entry in self.iter() {
-            let (key, value) = entry?;
-            match other.get(&key)? {
-                Some(found) if other.has_key_of_type(&key) && value.is_identical(&found)? => {}
-                _ => return Ok(false),
+        match (self, other) {
+            (Self::Json { map: a, .. }, Self::Json { map: b, .. }) => same_fields(a, b),
+            (Self::Owned(a), Self::Owned(b)) => {
+                for (key, value) in &a.entries {
+                    match b.get_exactly(key) {
+                        Some(found) if value.is_identical(found)? => {}
+                        _ => return Ok(false),
+                    }
+                }
+                Ok(true)
             }
+            _ => Ok(false),
         }
-        Ok(true)
-    }
-
-    /// Whether a key that is equal to one of this map also has its type.
-    fn has_key_of_type(&self, key: &Value<'a>) -> bool {
-        let own = match self {
-            Self::Owned(map) => Key::new(key).and_then(|key| map.index.get(&key)),
-            Self::Json { .. } => return matches!(key, Value::String(_)),
-        };
-        let (Self::Owned(map), Some(at)) = (self, own) else {
-            return false;
-        };
-        let found = map
-            .entries
-            .get(*at)
-            .map(|(key, _)| std::mem::discriminant(key));
-        found == Some(std::mem::discriminant(key))
     }
 
     pub(super) fn equals(&self, other: &Map<'a>) -> Result<bool> {
@@ -303,5 +344,34 @@ impl<'a> Map<'a> {
             }
         }
         Ok(true)
+    }
+}
+
+fn same_fields(a: &json::Map, b: &json::Map) -> Result<bool> {
+    if a.len() != b.len() {
+        return Ok(false);
+    }
+    for (key, value) in a.iter() {
+        match b.get(key.as_str()) {
+            Some(other) if same_json(value, other)? => {}
+            _ => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
+fn same_json(a: &json::Value, b: &json::Value) -> Result<bool> {
+    meter::work(1)?;
+    match (a, b) {
+        (json::Value::Object(a), json::Value::Object(b)) => same_fields(a, b),
+        (json::Value::Array(a), json::Value::Array(b)) => {
+            for (a, b) in a.iter().zip(b) {
+                if !same_json(a, b)? {
+                    return Ok(false);
+                }
+            }
+            Ok(a.len() == b.len())
+        }
+        (a, b) => Ok(a == b),
     }
 }

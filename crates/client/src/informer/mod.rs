@@ -277,6 +277,18 @@ impl<K: Object> Informer<K> {
         self.read(slots)
     }
 
+    /// An object, not decoded.
+    pub fn entry(&self, namespace: &str, name: &str) -> Option<Entry<K>> {
+        let slot = self.shared.cache.read().get(namespace, name)?;
+        Some(Entry::new(slot))
+    }
+
+    /// All objects, not decoded, ordered by namespace and name.
+    pub fn entries(&self) -> Vec<Entry<K>> {
+        let slots = self.shared.cache.read().list();
+        slots.into_iter().map(Entry::new).collect()
+    }
+
     /// The objects of a namespace, ordered by name.
     pub fn list_in(&self, namespace: &str) -> Vec<Arc<K>> {
         let slots = self.shared.cache.read().list_in(namespace, |_| true);

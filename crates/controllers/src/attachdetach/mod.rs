@@ -6,11 +6,12 @@
 
 mod decide;
 mod metrics;
+mod operations;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use client::{Event, Informer};
@@ -29,10 +30,12 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::{
+    members::Member,
     pods::is_terminal,
     shared::{ATTACHED, CLAIM, NODE, Shared, claimed_key, claims_of},
 };
 use decide::{Attachment, Desired, Host, View, blocked_message, decide, unique_name};
+use operations::Operations;
 
 /// The name in [`crate::ALL`].
 pub const NAME: &str = "attachdetach";
@@ -68,6 +71,7 @@ struct Memory {
     last_in_use: Option<BTreeSet<String>>,
     /// The last event message per volume, so that each is recorded once.
     said: BTreeMap<String, String>,
+    operations: Operations,
 }
 
 /// Starts the controller.
@@ -286,7 +290,11 @@ impl AttachDetach {
             keep.map(String::as_str) == Some("true")
         });
         let mut desired: BTreeMap<String, Desired> = BTreeMap::new();
-        let mut pods = self.pods.by_index(NODE, node);
+        let members = Member::by_index(&self.pods, NODE, node).into_iter();
+        let with_claims = members.filter(|member| member.facts().has_claims());
+        let mut pods: Vec<_> = with_claims
+            .map(|member| self.pods.read_entry(member.entry()))
+            .collect();
         pods.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
         for pod in pods.iter().filter(|pod| keeps || !is_over(pod)) {
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
@@ -398,10 +406,22 @@ impl AttachDetach {
             },
             ..VolumeAttachment::default()
         };
+        let begun = Instant::now();
         match self.attachments.cluster_create(&attachment).await {
-            Err(error) if error.reason() == "AlreadyExists" => Ok(()),
-            other => other.map(drop),
-        }
+            Err(error) if error.reason() == "AlreadyExists" => return Ok(()),
+            other => other?,
+        };
+        let name = attachment.metadata.name.unwrap_or_default();
+        self.begun(node, |operations| {
+            operations.attach(name, &desired.driver, begun)
+        });
+        Ok(())
+    }
+
+    /// Notes an operation of a node.
+    fn begun(&self, node: &str, note: impl FnOnce(&mut Operations)) {
+        let mut memory = self.memory.lock();
+        note(&mut memory.entry(node.to_owned()).or_default().operations);
     }
 
     /// Deletes the attachment; with `must_confirm` only if the Node in the API server does not use
@@ -421,7 +441,13 @@ impl AttachDetach {
                 return Err(Error::Invalid(format!("{name} is still in use by {node}")));
             }
         }
-        self.attachments.cluster_delete(&attachment).await
+        let begun = Instant::now();
+        self.attachments.cluster_delete(&attachment).await?;
+        let driver = &attachment.spec.attacher;
+        self.begun(node, |operations| {
+            operations.detach(name.to_owned(), driver, begun)
+        });
+        Ok(())
     }
 
     /// Records an event for the pods that need a volume, once per message.
@@ -481,6 +507,10 @@ impl AttachDetach {
 
     fn remember(&self, node: &str, view: &View, plan: &decide::Plan) {
         let mut memory = self.memory.lock();
+        if let Some(known) = memory.get_mut(node) {
+            let ended = known.operations.observe(&view.attachments, Instant::now());
+            metrics::count_operations(&self.shared.metrics, &ended);
+        }
         let is_gone = matches!(view.host, Host::Gone { .. });
         if is_gone && view.attachments.is_empty() {
             memory.remove(node);

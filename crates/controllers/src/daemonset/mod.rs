@@ -5,7 +5,7 @@ mod decide;
 mod pod;
 mod roll;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use client::{Api, Event, Informer};
 use futures::future::join_all;
@@ -20,8 +20,8 @@ use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer
 use crate::{
     claim,
     history::{self, History, Newest},
-    podcontrol,
-    shared::{NODE, OWNER, REST, Shared, controller_of, orphans_of},
+    members, podcontrol,
+    shared::{NODE, REST, Shared, controller_of},
 };
 use backoff::Backoffs;
 use decide::{Plan, View, decide, status};
@@ -31,6 +31,8 @@ pub const NAME: &str = "daemonset";
 const ACCOUNT: &str = "daemon-set-controller";
 const COMPONENT: &str = "daemonset-controller";
 const WORKERS: usize = 4;
+/// How long a set that needs no change rests for each node, since each reconciliation visits all of them.
+const REST_PER_NODE: Duration = Duration::from_micros(20);
 
 struct Daemons {
     shared: Arc<Shared>,
@@ -57,15 +59,21 @@ pub fn start(shared: &Arc<Shared>) {
     let (sets, concerned) = (controller.sets.cache().clone(), controller.clone());
     shared
         .controller(&controller)
+        .skips(shared.metrics.daemon_skips.skips())
         .watches(controller.sets.cache())
-        .owns(controller.pods.cache(), "DaemonSet", move |pod| {
-            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-            let matching = sets.list_in(namespace).into_iter().filter(|set| {
-                let selector = set.spec.as_ref().map(|spec| &spec.selector);
-                Selector::from_label_selector(selector).matches(pod.metadata.labels.as_ref())
-            });
-            matching.map(|set| Key::from_object(&*set)).collect()
-        })
+        .owns_if(
+            members::concerns_workload,
+            controller.pods.cache(),
+            "DaemonSet",
+            move |pod| {
+                let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+                let matching = sets.list_in(namespace).into_iter().filter(|set| {
+                    let selector = set.spec.as_ref().map(|spec| &spec.selector);
+                    Selector::from_label_selector(selector).matches(pod.metadata.labels.as_ref())
+                });
+                matching.map(|set| Key::from_object(&*set)).collect()
+            },
+        )
         .watches_with(&controller.nodes, move |event| {
             concerned.sets_of_node(event)
         })
@@ -118,7 +126,16 @@ impl Controller for Daemons {
         let limit = spec.revision_history_limit.unwrap_or(10);
         let expired = history.expired(&newest.revision, is_live, limit, true);
         history::delete(&self.revisions, &expired).await?;
-        Ok(plan.after.map_or(Action::Done, Action::After))
+        Ok(next(&plan, nodes.len()))
+    }
+}
+
+/// When the set is reconciled next: after a change, but the more nodes were visited in vain, the more changes at once.
+fn next(plan: &Plan, nodes: usize) -> Action {
+    match plan.after {
+        Some(after) => Action::After(after),
+        None if !plan.create.is_empty() || !plan.delete.is_empty() => Action::Done,
+        None => Action::Rest(REST_PER_NODE * u32::try_from(nodes).unwrap_or(u32::MAX)),
     }
 }
 
@@ -137,6 +154,11 @@ impl Daemons {
         };
         if event.old().is_some_and(|old| facts(old) == facts(node)) {
             return Vec::new();
+        }
+        if let Event::Added(_) = event {
+            // Each looks whether it needs a pod there. The pods of the node, if it has any, would have to be decoded.
+            let sets = self.sets.cache().list();
+            return sets.iter().map(|set| Key::from_object(&**set)).collect();
         }
         let name = node.metadata.name.as_deref().unwrap_or_default();
         let mut daemons: BTreeMap<String, usize> = BTreeMap::new();
@@ -178,9 +200,8 @@ impl Daemons {
         api: &Api<DaemonSet>,
     ) -> Result<Vec<Arc<Pod>>, Error> {
         let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
-        let cache = self.pods.cache();
-        let mut candidates = cache.by_index(OWNER, set.metadata.uid.as_deref().unwrap_or_default());
-        candidates.extend(cache.by_index(OWNER, &orphans_of(namespace)));
+        let (cache, uid) = (self.pods.cache(), set.metadata.uid.as_deref());
+        let candidates = members::candidates(cache, uid, namespace, selector);
         claim::claim(set, api, selector, &self.pods, candidates, None).await
     }
 
@@ -227,5 +248,21 @@ impl Daemons {
         };
         self.sets.update_status(namespace, &updated).await?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_on_many_nodes_rests_unless_pods_are_missing_or_a_time_is_due() {
+        let mut plan = Plan::default();
+        assert_eq!(next(&plan, 3), Action::Rest(Duration::from_micros(60)));
+        assert_eq!(next(&plan, 5000), Action::Rest(Duration::from_millis(100)));
+        plan.create.push("n1".to_owned());
+        assert_eq!(next(&plan, 5000), Action::Done);
+        plan.after = Some(Duration::from_secs(3));
+        assert_eq!(next(&plan, 5000), Action::After(Duration::from_secs(3)));
     }
 }

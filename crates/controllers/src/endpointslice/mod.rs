@@ -119,18 +119,17 @@ impl Controller for Slices {
             None => existing.into_iter().map(Change::Delete).collect(),
         };
         let written = pack::write(&self.slices, &key.namespace, &changes).await;
-        self.count(&changes, written.is_ok());
+        self.count(service.as_deref(), &changes, written.is_ok());
         written.map(|()| Action::Done)
     }
 }
 
 impl Slices {
-    fn count(&self, changes: &[Change], is_ok: bool) {
+    fn count(&self, service: Option<&Service>, changes: &[Change], is_ok: bool) {
         let result = if is_ok { "success" } else { "error" };
         self.metrics.slice_syncs.add([("result", result)], 1);
-        let by = [("topology", "Disabled"), ("traffic_distribution", "")];
         let changed = &self.metrics.slices_changed;
-        changed.observe(by, changes.len() as f64);
+        changed.observe(preferences(service), changes.len() as f64);
         for change in changes {
             let operation = match change {
                 Change::Create(_) => "create",
@@ -188,6 +187,19 @@ impl Slices {
     }
 }
 
+/// How a Service prefers near endpoints, as metrics name it. The annotation for zones is stronger than the field.
+fn preferences(service: Option<&Service>) -> [(&'static str, &str); 2] {
+    let is_auto = service.is_some_and(topology::is_enabled);
+    let distribution = service
+        .and_then(|service| service.spec.as_ref()?.traffic_distribution.as_deref())
+        .filter(|name| ["PreferClose", "PreferSameZone", "PreferSameNode"].contains(name))
+        .filter(|_| !is_auto);
+    [
+        ("topology", if is_auto { "Auto" } else { "Disabled" }),
+        ("traffic_distribution", distribution.unwrap_or_default()),
+    ]
+}
+
 /// The common metadata of a Service's slices: its labels, the service name and the manager.
 fn model(service: &Service) -> ObjectMeta {
     let mut labels = service.metadata.labels.clone().unwrap_or_default();
@@ -208,5 +220,37 @@ fn model(service: &Service) -> ObjectMeta {
         labels: Some(labels),
         owner_references: Some(vec![controller_reference(service)]),
         ..Default::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn syncs_are_counted_by_the_way_near_endpoints_are_preferred() {
+        let auto = json!({"service.kubernetes.io/topology-mode": "Auto"});
+        for (annotations, distribution, expected) in [
+            (json!({}), json!(null), ("Disabled", "")),
+            (
+                json!({}),
+                json!("PreferSameZone"),
+                ("Disabled", "PreferSameZone"),
+            ),
+            (json!({}), json!("Other"), ("Disabled", "")),
+            (auto.clone(), json!(null), ("Auto", "")),
+            (auto, json!("PreferClose"), ("Auto", "")),
+        ] {
+            let service = json!({
+                "metadata": {"annotations": annotations},
+                "spec": {"trafficDistribution": distribution},
+            });
+            let service = serde_json::from_value(service).unwrap();
+            let [(_, topology), (_, traffic)] = preferences(Some(&service));
+            assert_eq!((topology, traffic), expected);
+        }
+        assert_eq!(preferences(None)[0].1, "Disabled");
     }
 }

@@ -7,7 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use client::{Event, Informer};
+use client::{Event, Informer, informer};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{
     Resource as _,
     api::{DynamicObject, ObjectMeta, PartialObjectMeta},
@@ -17,6 +18,7 @@ use parking_lot::RwLock;
 use reconcile::Queue;
 use tokio_util::sync::CancellationToken;
 
+use super::waits;
 use crate::discovery::{Resource, has_failed};
 
 type Meta = PartialObjectMeta<DynamicObject>;
@@ -131,13 +133,7 @@ impl Graph {
 
     fn watch(self: &Arc<Self>, resource: Resource, stop: CancellationToken) -> Watched {
         let context = Context::standalone("garbage-collector", stop.clone());
-        let informer = Informer::<Meta>::dynamic(self.client.clone(), &resource.api)
-            .index(UID, |object| object.metadata.uid.iter().cloned().collect())
-            .index(OWNERS, |object| {
-                let owners = object.metadata.owner_references.iter().flatten();
-                owners.map(|owner| owner.uid.clone()).collect()
-            })
-            .start(&context);
+        let informer = self.informer(&resource).start(&context);
         let (mut events, graph) = (informer.subscribe(), self.clone());
         let (group, plural) = resource.identity();
         context.spawn("follow", async move {
@@ -151,6 +147,15 @@ impl Graph {
             started: Instant::now(),
             stop,
         }
+    }
+
+    fn informer(&self, resource: &Resource) -> informer::Builder<Meta> {
+        Informer::<Meta>::dynamic(self.client.clone(), &resource.api)
+            .index(UID, |object| object.metadata.uid.iter().cloned().collect())
+            .index(OWNERS, |object| {
+                let owners = object.metadata.owner_references.iter().flatten();
+                owners.map(|owner| owner.uid.clone()).collect()
+            })
     }
 
     /// Enqueues the items that an event concerns.
@@ -184,7 +189,8 @@ impl Graph {
                     .finalizers
                     .as_ref()
                     .is_some_and(|finalizers| !finalizers.is_empty());
-            if (owned && changed) || finalizes {
+            let may_be_alone = || !self.has_solid_owners(meta, &item.namespace);
+            if finalizes || (owned && changed && may_be_alone()) {
                 self.queue.add(item);
             }
         }
@@ -199,19 +205,66 @@ impl Graph {
                 .flatten()
                 .chain(before.iter().flatten());
             for owner in owners.filter(|owner| owner.block_owner_deletion == Some(true)) {
-                self.queue_if_waiting(&owner.uid);
+                self.queue_if_waiting(owner);
             }
         }
     }
 
-    fn queue_if_waiting(&self, uid: &str) {
-        let waiting = self.find(uid).filter(|(_, meta)| {
-            meta.deletion_timestamp.is_some()
-                && meta.finalizers.as_ref().is_some_and(|f| !f.is_empty())
-        });
-        if let Some((item, _)) = waiting {
+    /// Whether all owners are known and do not wait for their dependents. When one leaves later, its event enqueues the
+    /// object.
+    fn has_solid_owners(&self, meta: &ObjectMeta, namespace: &str) -> bool {
+        let mut owners = meta.owner_references.iter().flatten();
+        owners.all(|reference| {
+            let known = self.of_kind(reference, |_, owner| {
+                let meta = &owner.metadata;
+                let place = meta.namespace.as_deref().unwrap_or_default();
+                (place.is_empty() || place == namespace)
+                    && meta.name.as_ref() == Some(&reference.name)
+                    && !waits(meta)
+            });
+            known == Some(true)
+        })
+    }
+
+    fn queue_if_waiting(&self, owner: &OwnerReference) {
+        let waiting = |resource: &Resource, owner: &Arc<Meta>| {
+            let meta = &owner.metadata;
+            let finalizers = meta.finalizers.as_ref();
+            let is_waiting = meta.deletion_timestamp.is_some()
+                && finalizers.is_some_and(|finalizers| !finalizers.is_empty());
+            is_waiting.then(|| item(resource, owner))
+        };
+        let found = self.of_kind(owner, waiting);
+        let found = found.or_else(|| self.with_uid(&owner.uid, waiting));
+        if let Some(item) = found.flatten() {
             self.queue.add(item);
         }
+    }
+
+    /// Reads the owner of a reference, if there is an object of its kind with its uid.
+    fn of_kind<T>(
+        &self,
+        reference: &OwnerReference,
+        read: impl Fn(&Resource, &Arc<Meta>) -> T,
+    ) -> Option<T> {
+        let group = group(&reference.api_version);
+        let kinds = self.kinds.read();
+        let mut alike = kinds.values().filter(|watched| {
+            let api = &watched.resource.api;
+            api.kind == reference.kind && api.group == group
+        });
+        alike.find_map(|watched| {
+            let found = watched.informer.by_index(UID, &reference.uid);
+            found.first().map(|owner| read(&watched.resource, owner))
+        })
+    }
+
+    /// Reads the object of this uid, of any kind and namespace.
+    fn with_uid<T>(&self, uid: &str, read: impl Fn(&Resource, &Arc<Meta>) -> T) -> Option<T> {
+        self.kinds.read().values().find_map(|watched| {
+            let found = watched.informer.by_index(UID, uid);
+            found.first().map(|object| read(&watched.resource, object))
+        })
     }
 
     /// The cached metadata of an object.
@@ -227,12 +280,13 @@ impl Graph {
         )
     }
 
-    /// The object of this uid, of any kind and namespace.
-    pub(super) fn find(&self, uid: &str) -> Option<(Item, ObjectMeta)> {
-        self.kinds.read().values().find_map(|watched| {
-            let found = watched.informer.by_index(UID, uid).into_iter().next()?;
-            Some((item(&watched.resource, &found), found.metadata.clone()))
-        })
+    /// The object with the uid of a reference, of any kind and namespace; preferably of the kind of the reference.
+    pub(super) fn find(&self, reference: &OwnerReference) -> Option<(Item, ObjectMeta)> {
+        let read = |resource: &Resource, object: &Arc<Meta>| {
+            (item(resource, object), object.metadata.clone())
+        };
+        let found = self.of_kind(reference, read);
+        found.or_else(|| self.with_uid(&reference.uid, read))
     }
 
     /// The objects with a valid reference to this owner: dependents of a namespaced owner are in
@@ -268,13 +322,18 @@ impl Graph {
 
     /// The kind of an owner reference, in any served version.
     pub(super) fn kind(&self, api_version: &str, kind: &str) -> Option<Resource> {
-        let group = api_version.split_once('/').map_or("", |(group, _)| group);
+        let group = group(api_version);
         let known = self.known.read();
         known
             .iter()
             .find(|r| r.api.group == group && r.api.kind == kind && r.can(&["get"]))
             .cloned()
     }
+}
+
+/// The group of an apiVersion.
+fn group(api_version: &str) -> &str {
+    api_version.split_once('/').map_or("", |(group, _)| group)
 }
 
 fn item(resource: &Resource, object: &Meta) -> Item {
@@ -303,6 +362,60 @@ mod tests {
     use kube::{api::ApiResource, core::GroupVersionKind};
 
     use super::*;
+
+    fn object(name: &str, namespace: &str, change: serde_json::Value) -> Meta {
+        let mut metadata = serde_json::json!({"name": name, "namespace": namespace, "uid": name});
+        for (field, value) in change.as_object().into_iter().flatten() {
+            metadata[field] = value.clone();
+        }
+        serde_json::from_value(serde_json::json!({"metadata": metadata})).unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_object_is_enqueued_unless_all_its_owners_are_known_to_stay() {
+        let refused = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("no server"))
+        });
+        let queue = Queue::default();
+        let graph = Graph::new(client::in_process(refused), queue.clone());
+        let resource = Resource {
+            api: ApiResource::from_gvk(&GroupVersionKind::gvk("apps", "v1", "ReplicaSet")),
+            namespaced: true,
+            verbs: Vec::new(),
+        };
+        let informer = graph.informer(&resource).offline();
+        let leaving = serde_json::json!({
+            "deletionTimestamp": "2024-01-01T00:00:00Z", "finalizers": ["foregroundDeletion"],
+        });
+        informer.upsert(object("solid", "ns", serde_json::json!({})));
+        informer.upsert(object("leaving", "ns", leaving));
+        informer.upsert(object("far", "elsewhere", serde_json::json!({})));
+        let watched = Watched {
+            resource: resource.clone(),
+            informer,
+            started: Instant::now(),
+            stop: CancellationToken::new(),
+        };
+        graph.kinds.write().insert(resource.identity(), watched);
+        let owner = |uid: &str, kind: &str, name: &str| serde_json::json!({"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": uid});
+        let set = |uid: &str| owner(uid, "ReplicaSet", uid);
+        for (owners, expected) in [
+            (vec![], 0),
+            (vec![set("solid")], 0),
+            (vec![set("solid"), set("gone")], 1),
+            (vec![set("leaving")], 1),
+            (vec![set("far")], 1),
+            (vec![owner("solid", "ReplicaSet", "another")], 1),
+            (vec![owner("solid", "Deployment", "solid")], 1),
+        ] {
+            let pod = object("p", "ns", serde_json::json!({"ownerReferences": owners}));
+            graph.handle(&Event::Added(Arc::new(pod)), "", "pods");
+            assert_eq!(queue.depth(), expected, "{owners:?}");
+            if expected > 0 {
+                queue.next().await;
+            }
+        }
+    }
 
     #[test]
     fn a_group_whose_discovery_fails_keeps_its_kinds() {

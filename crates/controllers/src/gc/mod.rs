@@ -190,7 +190,7 @@ impl Collector {
         meta: &ObjectMeta,
         reference: &OwnerReference,
     ) -> Result<Owner, Error> {
-        if let Some((found, owner)) = self.graph.find(&reference.uid) {
+        if let Some((found, owner)) = self.graph.find(reference) {
             let is_near = found.namespace.is_empty() || found.namespace == item.namespace;
             if is_near && self.is_named(reference, &found) {
                 return Ok(if waits(&owner) {

@@ -6,11 +6,15 @@ mod behavior;
 mod calculator;
 mod metrics;
 mod status;
-mod targets;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    cmp::Ordering,
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use client::Informer;
 use jiff::Timestamp;
@@ -36,9 +40,12 @@ use self::{
     calculator::{Proposal, Tolerances, Workload},
     metrics::{MetricsClient, millis},
     status::set_condition,
-    targets::Targets,
 };
-use crate::{discovery::Resource, shared::Shared};
+use crate::{
+    discovery::Resource,
+    scaletargets::{self, Targets},
+    shared::Shared,
+};
 
 /// The name in [`crate::ALL`].
 pub const NAME: &str = "horizontal-pod-autoscaler";
@@ -110,33 +117,43 @@ impl Controller for Autoscalers {
             about: kube::Resource::object_ref(&*autoscaler, &()),
             status: autoscaler.status.clone().unwrap_or_default(),
             now: self.shared.now(),
+            labels: Labels::default(),
         };
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         look.run().await;
-        let is_scaled = look.status.desired_replicas != look.status.current_replicas.unwrap_or(0);
-        let by = [
-            ("action", if is_scaled { "scale" } else { "none" }),
-            ("error", "none"),
-        ];
-        metrics.autoscaler_syncs.add(by, 1);
-        metrics.autoscaler_seconds.took(by, begun.elapsed());
+        let Labels { action, error } = look.labels;
         let desired = usize::try_from(look.status.desired_replicas).unwrap_or(0);
         metrics.autoscaler_replicas.set(this, desired);
-        let status = Some(look.status);
-        if status != autoscaler.status {
-            let updated = HorizontalPodAutoscaler {
-                status,
-                ..(*autoscaler).clone()
-            };
-            self.autoscalers
-                .update_status(&key.namespace, &updated)
-                .await?;
-        }
+        let written = self.write_status(&autoscaler, look.status).await;
+        let error = if written.is_ok() { error } else { "internal" };
+        let by = [("action", action), ("error", error)];
+        metrics.autoscaler_syncs.add(by, 1);
+        metrics.autoscaler_seconds.took(by, begun.elapsed());
+        written?;
         Ok(Action::After(PERIOD))
     }
 }
 
 impl Autoscalers {
+    async fn write_status(
+        &self,
+        autoscaler: &HorizontalPodAutoscaler,
+        status: HorizontalPodAutoscalerStatus,
+    ) -> Result<(), Error> {
+        let status = Some(status);
+        if status == autoscaler.status {
+            return Ok(());
+        }
+        let namespace = autoscaler.metadata.namespace.as_deref();
+        let updated = HorizontalPodAutoscaler {
+            status,
+            ..autoscaler.clone()
+        };
+        let namespace = namespace.unwrap_or_default();
+        self.autoscalers.update_status(namespace, &updated).await?;
+        Ok(())
+    }
+
     /// How long to wait for the next evaluation: until the period is over, unless the spec changed.
     fn wait(&self, key: &Key, autoscaler: &HorizontalPodAutoscaler) -> Option<Duration> {
         let now = self.shared.now();
@@ -185,7 +202,55 @@ struct Look<'a> {
     about: k8s_openapi::api::core::v1::ObjectReference,
     status: HorizontalPodAutoscalerStatus,
     now: Timestamp,
+    labels: Labels,
 }
+
+/// What an evaluation, or the computation of one metric, came to, as metrics name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Labels {
+    action: &'static str,
+    error: &'static str,
+}
+
+impl Default for Labels {
+    fn default() -> Self {
+        Self {
+            action: "none",
+            error: "none",
+        }
+    }
+}
+
+impl Labels {
+    /// The computation of one metric of a workload whose status had `current` replicas.
+    fn of_metric(outcome: &Result<(Proposal, String), Failure>, current: i32) -> Self {
+        match outcome {
+            Ok((proposal, _)) => Self {
+                action: direction(current, proposal.replicas),
+                error: "none",
+            },
+            Err((reason, _)) => Self {
+                action: "none",
+                error: if *reason == UNKNOWN_METRIC {
+                    "spec"
+                } else {
+                    "internal"
+                },
+            },
+        }
+    }
+}
+
+fn direction(from: i32, to: i32) -> &'static str {
+    match to.cmp(&from) {
+        Ordering::Greater => "scale_up",
+        Ordering::Less => "scale_down",
+        Ordering::Equal => "none",
+    }
+}
+
+/// The reason of the condition if a metric has a type that does not exist.
+const UNKNOWN_METRIC: &str = "InvalidMetricSourceType";
 
 /// Why a metric has no value: reason and message of the condition.
 type Failure = (&'static str, String);
@@ -197,6 +262,11 @@ impl Look<'_> {
         let (resource, scale) = match found {
             Ok(found) => found,
             Err(error) => {
+                self.labels.error = if scaletargets::is_version(&target) {
+                    "internal"
+                } else {
+                    "spec"
+                };
                 self.warn("FailedGetScale", &error);
                 let message = format!(
                     "the HPA controller was unable to get the target's current scale: {error}"
@@ -218,6 +288,7 @@ impl Look<'_> {
             Err((error, metrics)) => {
                 let last = self.status.desired_replicas;
                 self.sizes(current, last, metrics);
+                self.labels.error = "internal";
                 self.warn("FailedComputeMetricsReplicas", &error);
                 return;
             }
@@ -229,11 +300,13 @@ impl Look<'_> {
             {
                 let last = self.status.desired_replicas;
                 self.sizes(current, last, metrics);
+                self.labels.error = "internal";
                 let message =
                     format!("the HPA controller was unable to update the target scale: {error}");
                 self.condition("AbleToScale", false, ("FailedUpdateScale", &message));
                 return;
             }
+            self.labels.action = direction(current, desired);
             self.status.last_scale_time = Some(Time(self.now));
         }
         self.sizes(current, desired, metrics);
@@ -310,7 +383,10 @@ impl Look<'_> {
         let mut statuses = Vec::with_capacity(specs.len());
         let mut failures: Vec<Failure> = Vec::new();
         for spec in &specs {
-            match self.one(spec, &workload, &selector).await {
+            let begun = Instant::now();
+            let outcome = self.one(spec, &workload, &selector).await;
+            self.count(spec, &outcome, begun.elapsed());
+            match outcome {
                 Ok((proposal, name)) => {
                     statuses.push(status::metric(spec, &proposal));
                     if best
@@ -326,6 +402,9 @@ impl Look<'_> {
                     failures.push((reason, error));
                 }
             }
+        }
+        if !failures.is_empty() {
+            self.labels.error = "internal";
         }
         let shrinks = best
             .as_ref()
@@ -352,6 +431,25 @@ impl Look<'_> {
         }
     }
 
+    /// Counts the computation of one metric.
+    fn count(
+        &self,
+        spec: &MetricSpec,
+        outcome: &Result<(Proposal, String), Failure>,
+        took: Duration,
+    ) {
+        let current = self.status.current_replicas.unwrap_or(0);
+        let Labels { action, error } = Labels::of_metric(outcome, current);
+        let metrics = &self.controller.shared.metrics;
+        let by = [
+            ("action", action),
+            ("error", error),
+            ("metric_type", &*spec.type_),
+        ];
+        metrics.autoscaler_metrics.add(by, 1);
+        metrics.autoscaler_metric_seconds.took(by, took);
+    }
+
     /// The target's selector and its pods; fails if another autoscaler selects them, too.
     fn pods(&mut self, scale: &Scale) -> Result<(Selector, Vec<Arc<Pod>>), String> {
         let text = scale.status.as_ref();
@@ -375,11 +473,11 @@ impl Look<'_> {
                 return Err(message);
             }
         };
-        let pods = self.controller.pods.list_in(&self.key.namespace);
-        let pods: Vec<_> = pods
-            .into_iter()
-            .filter(|pod| selects(&selector, pod))
-            .collect();
+        let namespace = &self.key.namespace;
+        let pods = self
+            .controller
+            .pods
+            .select_in(namespace, |pod| selector.matches(|label| pod.label(label)));
         if let Some(memory) = self.controller.memory.lock().get_mut(self.key) {
             memory.selector = Some(selector.clone());
         }
@@ -467,7 +565,7 @@ impl Look<'_> {
             return Ok((proposal, format!("external metric {}", source.metric.name)));
         }
         let message = format!("unknown metric source type \"{}\"", spec.type_);
-        Err(("InvalidMetricSourceType", message))
+        Err((UNKNOWN_METRIC, message))
     }
 
     async fn resource(

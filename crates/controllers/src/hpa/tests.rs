@@ -10,6 +10,7 @@ use k8s_openapi::api::{
 use serde_json::json;
 
 use super::{
+    Labels, UNKNOWN_METRIC,
     behavior::{Bounds, History},
     calculator::{
         Proposal, Sample, Samples, Tolerances, Workload, by_average_value, by_utilization,
@@ -65,6 +66,27 @@ fn running(count: usize) -> Vec<Arc<Pod>> {
 
 fn cpu(pods: &[Arc<Pod>], used: &[(&str, i64)], target: i32) -> Result<Proposal, String> {
     by_utilization(&workload(pods), samples(used), "cpu", None, target)
+}
+
+#[test]
+fn computations_are_counted_by_what_they_propose_or_by_who_is_to_blame() {
+    let proposes = |replicas| {
+        let proposal = Proposal {
+            replicas,
+            ..cpu(&running(1), &[("p0", 500)], 50).unwrap()
+        };
+        Ok((proposal, String::new()))
+    };
+    let failed = |reason| Err((reason, String::new()));
+    for (outcome, action, error) in [
+        (proposes(4), "scale_up", "none"),
+        (proposes(2), "scale_down", "none"),
+        (proposes(3), "none", "none"),
+        (failed("FailedGetResourceMetric"), "none", "internal"),
+        (failed(UNKNOWN_METRIC), "none", "spec"),
+    ] {
+        assert_eq!(Labels::of_metric(&outcome, 3), Labels { action, error });
+    }
 }
 
 #[test]

@@ -24,8 +24,8 @@ use parking_lot::Mutex;
 use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer};
 
 use crate::{
-    claim, podcontrol,
-    shared::{OWNER, REST, Shared, orphans_of},
+    claim, members, podcontrol,
+    shared::{REST, Shared},
 };
 use backoff::Backoff;
 use decide::{Done, Round, Step, View, is_finished};
@@ -58,6 +58,7 @@ pub fn start(shared: &Arc<Shared>) {
     orphans::start(shared, jobs.clone(), controller.pods.clone());
     shared
         .controller(&controller)
+        .skips(shared.metrics.job_skips.skips())
         .watches(controller.jobs.cache())
         .owns(controller.pods.cache(), "Job", move |pod| {
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
@@ -164,9 +165,8 @@ impl Jobs {
         let selector = Selector::from_label_selector(
             job.spec.as_ref().and_then(|spec| spec.selector.as_ref()),
         );
-        let cache = self.pods.cache();
-        let mut candidates = cache.by_index(OWNER, job.metadata.uid.as_deref().unwrap_or_default());
-        candidates.extend(cache.by_index(OWNER, &orphans_of(&key.namespace)));
+        let (cache, uid) = (self.pods.cache(), job.metadata.uid.as_deref());
+        let candidates = members::candidates(cache, uid, &key.namespace, &selector);
         let api = Api::namespaced(self.shared.client(ACCOUNT), &key.namespace);
         let finalizer = Some(FINALIZER);
         claim::claim(job, &api, &selector, &self.pods, candidates, finalizer).await

@@ -1,7 +1,7 @@
 //! When a node's last heartbeat was, by this controller's clock, and the conditions of a node
 //! without heartbeats. Pure.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -13,6 +13,49 @@ use k8s_openapi::{
 };
 use reconcile::condition;
 
+use super::zones::zone_of;
+
+/// The facts of a node that tell whether it is well. The informer keeps them for every node, so that none must be
+/// decoded for the checks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Facts {
+    pub(super) uid: Option<Arc<str>>,
+    pub(super) zone: Box<str>,
+    /// Whether it does not count for the state of its zone.
+    pub(super) is_excluded: bool,
+    /// Whether the condition Ready is True; `None` if there is no such condition.
+    is_ready: Option<bool>,
+    /// The heartbeat in the condition Ready, unless that is Unknown.
+    posted: Option<Timestamp>,
+}
+
+impl Facts {
+    pub(crate) fn new(node: &Node) -> Self {
+        let ready = ready(node);
+        let posted = ready
+            .filter(|ready| ready.status != "Unknown")
+            .and_then(|ready| ready.last_heartbeat_time.as_ref());
+        Self {
+            uid: node.metadata.uid.as_deref().map(Into::into),
+            zone: zone_of(node).into(),
+            is_excluded: super::is_excluded(node),
+            is_ready: ready.map(|ready| ready.status == "True"),
+            posted: posted.map(|time| time.0),
+        }
+    }
+
+    /// Whether the condition Ready is True.
+    pub(super) fn is_ready(&self) -> bool {
+        self.is_ready == Some(true)
+    }
+}
+
+/// The time at which a lease was renewed.
+pub(super) fn renewed(lease: &Lease) -> Option<Timestamp> {
+    let renewed = lease.spec.as_ref()?.renew_time.as_ref();
+    renewed.map(|time| time.0)
+}
+
 /// How long a node may be without heartbeat.
 const GRACE: Duration = Duration::from_secs(50);
 /// The same for a new node.
@@ -21,7 +64,7 @@ const STARTUP_GRACE: Duration = Duration::from_secs(60);
 /// The last heartbeat, and when this controller saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Heartbeat {
-    uid: Option<String>,
+    uid: Option<Arc<str>>,
     renewed: Option<Timestamp>,
     posted: Option<Timestamp>,
     seen: Timestamp,
@@ -35,36 +78,38 @@ pub(super) struct Heartbeats {
 
 impl Heartbeats {
     /// Whether the node had no heartbeat for too long. Only that a heartbeat changed counts, not
-    /// its time, since machines' clocks may differ.
-    pub(super) fn is_silent(&mut self, node: &Node, lease: Option<&Lease>, now: Timestamp) -> bool {
-        let name = node.metadata.name.clone().unwrap_or_default();
-        let renewed = lease.and_then(|lease| lease.spec.as_ref()?.renew_time.as_ref());
-        let ready = ready(node);
-        let posted = ready
-            .filter(|ready| ready.status != "Unknown")
-            .and_then(|ready| ready.last_heartbeat_time.as_ref());
+    /// its time, since machines' clocks may differ. `renewed` is the time in the node's lease.
+    pub(super) fn is_silent(
+        &mut self,
+        name: &str,
+        node: &Facts,
+        renewed: Option<Timestamp>,
+        now: Timestamp,
+    ) -> bool {
         let mut heartbeat = Heartbeat {
-            uid: node.metadata.uid.clone(),
-            renewed: renewed.map(|time| time.0),
-            posted: posted.map(|time| time.0),
+            uid: node.uid.clone(),
+            renewed,
+            posted: node.posted,
             seen: now,
         };
-        if let Some(known) = self.nodes.get(&name) {
+        if let Some(known) = self.nodes.get(name) {
             // A status that this controller wrote is no heartbeat.
             heartbeat.posted = heartbeat.posted.or(known.posted);
-            let known = known.clone();
             heartbeat.seen = known.seen;
-            if heartbeat != known {
+            if heartbeat != *known {
                 heartbeat.seen = now;
             }
         }
-        let grace = if ready.is_none() {
+        let grace = if node.is_ready.is_none() {
             STARTUP_GRACE
         } else {
             GRACE
         };
         let silent = now.duration_since(heartbeat.seen);
-        self.nodes.insert(name, heartbeat);
+        match self.nodes.get_mut(name) {
+            Some(known) => *known = heartbeat,
+            None => drop(self.nodes.insert(name.to_owned(), heartbeat)),
+        }
         Duration::try_from(silent).unwrap_or_default() > grace
     }
 
@@ -138,14 +183,17 @@ mod tests {
     fn a_node_is_silent_when_neither_its_lease_nor_its_status_changes_for_the_grace_period() {
         let mut heartbeats = Heartbeats::default();
         let node = node(&[("Ready", "True")], &[]);
-        let mut silent = |lease: &Lease, now| heartbeats.is_silent(&node, Some(lease), at(now));
+        let facts = Facts::new(&node);
+        let mut silent =
+            |lease: &Lease, now| heartbeats.is_silent("n", &facts, renewed(lease), at(now));
         let old = lease(-9999);
         assert!(!silent(&old, 0), "the clock of the node does not matter");
         assert!(!silent(&old, 50));
         assert!(silent(&old, 51));
         assert!(!silent(&lease(-9998), 52), "it was renewed");
         heartbeats.reset(at(200));
-        assert!(!heartbeats.is_silent(&node, Some(&lease(-9998)), at(250)));
+        let renewed = renewed(&lease(-9998));
+        assert!(!heartbeats.is_silent("n", &facts, renewed, at(250)));
     }
 
     #[test]
@@ -159,10 +207,12 @@ mod tests {
             ready.last_heartbeat_time = Some(Time(at(7)));
         };
         posted(&mut node, "True");
-        assert!(!heartbeats.is_silent(&node, None, at(0)));
-        assert!(heartbeats.is_silent(&node, None, at(60)));
+        let mut silent =
+            |node: &Node, now| heartbeats.is_silent("n", &Facts::new(node), None, at(now));
+        assert!(!silent(&node, 0));
+        assert!(silent(&node, 60));
         posted(&mut node, "Unknown");
-        assert!(heartbeats.is_silent(&node, None, at(61)));
+        assert!(silent(&node, 61));
     }
 
     #[test]

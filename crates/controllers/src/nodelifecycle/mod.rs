@@ -9,11 +9,12 @@ mod zones;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use client::{Api, Informer};
+use client::{Api, Informer, informer::Entry};
 use futures::{StreamExt, stream};
+use jiff::Timestamp;
 use k8s_openapi::api::{
     coordination::v1::Lease,
     core::v1::{Node, Pod, PodCondition, Taint},
@@ -34,6 +35,7 @@ use crate::{
     pods::is_ready,
     shared::{NODE, Shared},
 };
+pub(crate) use health::Facts;
 use health::{Heartbeats, ready};
 use zones::{Change, Count, Zones, zone_of};
 
@@ -52,6 +54,7 @@ const EXCLUDED: &str = "node.kubernetes.io/exclude-disruption";
 pub fn start(shared: &Arc<Shared>) {
     let leases = Informer::<Lease>::builder(shared.reader())
         .namespace(LEASES)
+        .summary(health::renewed)
         .start(&shared.context);
     let nodes = Nodes {
         shared: shared.clone(),
@@ -123,38 +126,41 @@ struct Monitor {
     heartbeats: Heartbeats,
     zones: Zones,
     /// Names and uids of the nodes in the last pass.
-    known: HashMap<String, Option<String>>,
+    known: HashMap<String, Option<Arc<str>>>,
     /// Nodes some of whose pods could not be marked as unready.
     unmarked: HashSet<String>,
 }
 
 impl Monitor {
-    /// Checks every node's heartbeat, and queues NoExecute taints by zone.
+    /// Checks every node's heartbeat, and queues NoExecute taints by zone. Nodes that are well are not decoded.
     async fn pass(&mut self, nodes: &Nodes) {
-        let begun = std::time::Instant::now();
-        let all = nodes.nodes.list();
+        let begun = Instant::now();
+        let all = nodes.nodes.entries();
         let appeared = self.register(nodes, &all);
         let now = nodes.shared.now();
-        let mut silent = HashSet::new();
-        for node in &all {
-            let name = name(node);
-            let lease = nodes.leases.get(LEASES, name);
-            if self.heartbeats.is_silent(node, lease.as_deref(), now) {
-                silent.insert(name.to_owned());
+        let mut counts: BTreeMap<String, Count> = BTreeMap::new();
+        let mut looks = Vec::new();
+        for (node, facts) in with_facts(&all) {
+            let begun = Instant::now();
+            let lease = nodes.leases.entry(LEASES, node.name());
+            let renewed = lease.and_then(|lease| *lease.summary::<Option<Timestamp>>()?);
+            let is_silent = self.heartbeats.is_silent(node.name(), facts, renewed, now);
+            if is_silent || !facts.is_ready() {
+                looks.push(nodes.look(nodes.nodes.read_entry(node), is_silent));
+                continue;
             }
+            if !facts.is_excluded {
+                counts.entry(facts.zone.to_string()).or_default().ready += 1;
+            }
+            self.zones.remove(node.name());
+            self.unmarked.remove(node.name());
+            let metrics = &nodes.shared.metrics;
+            metrics.node_look_seconds.took([], begun.elapsed());
         }
-        let looks: Vec<_> = all
-            .into_iter()
-            .map(|node| {
-                let is_silent = silent.contains(name(&node));
-                nodes.look(node, is_silent)
-            })
-            .collect();
         let looked: Vec<_> = stream::iter(looks)
             .buffer_unordered(PARALLEL)
             .collect()
             .await;
-        let mut counts: BTreeMap<String, Count> = BTreeMap::new();
         let mut unready = Vec::new();
         let mut lost = Vec::new();
         for (before, outcome) in looked {
@@ -167,7 +173,7 @@ impl Monitor {
                 }
             };
             let is_well = ready(&after).is_some_and(|ready| ready.status == "True");
-            if !labelled(&after, EXCLUDED) {
+            if !is_excluded(&after) {
                 let count = counts.entry(zone_of(&after)).or_default();
                 *if is_well {
                     &mut count.ready
@@ -201,10 +207,9 @@ impl Monitor {
     }
 
     /// Records added and removed nodes; returns the names of added ones.
-    fn register(&mut self, nodes: &Nodes, all: &[Arc<Node>]) -> HashSet<String> {
-        let now: HashMap<String, Option<String>> = all
-            .iter()
-            .map(|node| (name(node).to_owned(), node.metadata.uid.clone()))
+    fn register(&mut self, nodes: &Nodes, all: &[Entry<Node>]) -> HashSet<String> {
+        let now: HashMap<String, Option<Arc<str>>> = with_facts(all)
+            .map(|(node, facts)| (node.name().to_owned(), facts.uid.clone()))
             .collect();
         let known = std::mem::replace(&mut self.known, now);
         for (gone, uid) in known
@@ -297,7 +302,10 @@ impl Nodes {
         node: Arc<Node>,
         is_silent: bool,
     ) -> (Arc<Node>, Result<Arc<Node>, kube::Error>) {
+        let begun = Instant::now();
         let after = self.silence(&node, is_silent).await;
+        let metrics = &self.shared.metrics;
+        metrics.node_look_seconds.took([], begun.elapsed());
         (node, after)
     }
 
@@ -397,12 +405,12 @@ impl Nodes {
         Ok(())
     }
 
-    fn record(&self, node: &str, uid: Option<String>, reason: &str, verb: &str, to: &str) {
+    fn record(&self, node: &str, uid: Option<Arc<str>>, reason: &str, verb: &str, to: &str) {
         let about = k8s_openapi::api::core::v1::ObjectReference {
             api_version: Some("v1".into()),
             kind: Some("Node".into()),
             name: Some(node.to_owned()),
-            uid,
+            uid: uid.map(|uid| uid.to_string()),
             ..Default::default()
         };
         let text = format!("{verb} {node} {to} Controller");
@@ -430,9 +438,17 @@ fn name(node: &Node) -> &str {
     node.metadata.name.as_deref().unwrap_or_default()
 }
 
-fn labelled(node: &Node, label: &str) -> bool {
+/// Whether a node does not count for the state of its zone.
+fn is_excluded(node: &Node) -> bool {
     let labels = node.metadata.labels.as_ref();
-    labels.is_some_and(|labels| labels.contains_key(label))
+    labels.is_some_and(|labels| labels.contains_key(EXCLUDED))
+}
+
+/// The nodes with the facts that the shared informer keeps for each.
+fn with_facts(nodes: &[Entry<Node>]) -> impl Iterator<Item = (&Entry<Node>, &Facts)> {
+    nodes
+        .iter()
+        .filter_map(|node| Some((node, node.summary()?)))
 }
 
 #[cfg(test)]

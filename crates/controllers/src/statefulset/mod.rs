@@ -18,9 +18,9 @@ use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer
 use crate::{
     claim,
     history::{self, History, Newest},
-    podcontrol,
+    members, podcontrol,
     pods::is_active,
-    shared::{OWNER, Shared, orphans_of},
+    shared::{Shared, controller_of},
 };
 use decide::{Step, View, decide};
 use pod::ordinal;
@@ -144,12 +144,12 @@ impl Sets {
         api: &Api<StatefulSet>,
     ) -> Result<Vec<Arc<Pod>>, Error> {
         let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
-        let cache = self.pods.cache();
-        let mut candidates = cache.by_index(OWNER, set.metadata.uid.as_deref().unwrap_or_default());
-        let orphans = cache.by_index(OWNER, &orphans_of(namespace));
-        let ours = |pod: &Arc<Pod>| ordinal(set, pod).is_some() && is_active(pod);
-        candidates.extend(orphans.into_iter().filter(ours));
         let selector = Selector::from_label_selector(set.spec.as_ref().map(|spec| &spec.selector));
+        let (cache, uid) = (self.pods.cache(), set.metadata.uid.as_deref());
+        let mut candidates = members::candidates(cache, uid, namespace, &selector);
+        candidates.retain(|pod| {
+            controller_of(&**pod).is_some() || (ordinal(set, pod).is_some() && is_active(pod))
+        });
         claim::claim(set, api, &selector, &self.pods, candidates, None).await
     }
 

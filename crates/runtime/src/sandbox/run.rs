@@ -94,11 +94,6 @@ impl Engine {
 
     async fn raise_sandbox(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<()> {
         let (config, facts, paths) = (&sandbox.config, &sandbox.facts, &sandbox.paths);
-        let own_hostname = facts.pins.uts.is_some();
-        files::write(paths, config, own_hostname)?;
-        if facts.pins.ipc.is_some() {
-            mounts::shm(&paths.state.join("shm"))?;
-        }
         let sysctls = config
             .linux
             .as_ref()
@@ -117,9 +112,24 @@ impl Engine {
             hostname: config.hostname.clone(),
             sysctls,
         };
-        shim::start(&self.program, &orders, &paths.orders()).await?;
-        self.connect_shim(sandbox).await?;
-        let addresses = self.attach_network(sandbox).await?;
+        let (starting, pinned) = shim::start(&self.program, &orders, &paths.orders())?;
+        // The files are written while the process starts, and the network is attached as soon as its namespace
+        // exists. All of it ends before an error is handled: nothing is left that is not torn down.
+        let files = write_files(sandbox);
+        let serve = async {
+            starting.serves().await?;
+            self.connect_shim(sandbox).await
+        };
+        let network = async {
+            match pinned.wait().await {
+                true => self.attach_network(sandbox).await,
+                false => Ok(Vec::new()),
+            }
+        };
+        let (served, addresses) = tokio::join!(serve, network);
+        served?;
+        files?;
+        let addresses = addresses?;
         sandbox.set_state(|state| {
             state.phase = Phase::Ready;
             state.addresses = addresses;
@@ -148,6 +158,16 @@ impl Engine {
         };
         Ok(self.config.network.attach(request).await?.addresses)
     }
+}
+
+/// Makes the files that the containers share.
+fn write_files(sandbox: &Sandbox) -> Result<()> {
+    let (pins, paths) = (&sandbox.facts.pins, &sandbox.paths);
+    files::write(paths, &sandbox.config, pins.uts.is_some())?;
+    if pins.ipc.is_some() {
+        mounts::shm(&paths.state.join("shm"))?;
+    }
+    Ok(())
 }
 
 fn dns_settings(config: &PodSandboxConfig) -> DnsSettings {

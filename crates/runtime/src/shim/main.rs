@@ -16,7 +16,7 @@ use nix::{
     unistd::setsid,
 };
 
-use super::{pin, protocol::Start, serve::Shim};
+use super::{pin, protocol::Start, serve::Shim, spawn};
 use crate::cgroup::Cgroup;
 
 /// The entry point, called before any thread exists.
@@ -58,6 +58,8 @@ fn start() -> io::Result<Option<Shim>> {
     }
     signals.thread_block()?;
     pin::pin(&orders)?;
+    // The daemon attaches the network meanwhile. If it is gone, the next one removes the sandbox.
+    let _ = nix::unistd::write(io::stdout(), spawn::PINNED);
     let _ = std::fs::remove_file(&orders.socket);
     let listener = UnixListener::bind(&orders.socket)?;
     listener.set_nonblocking(true)?;

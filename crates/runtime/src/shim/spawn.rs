@@ -12,32 +12,68 @@ use std::{
     process::Stdio,
 };
 
+use tokio::{
+    io::AsyncReadExt,
+    process::{Child, ChildStdout},
+};
+
 use super::protocol::Start;
 use crate::{
     error::{Error, Result},
     reexec::{self, Program},
 };
 
-/// Starts a shim and waits until it serves.
-pub(crate) async fn start(program: &Program, orders: &Start, file: &Path) -> Result<()> {
-    let failed = || Error::system::<io::Error>("start the shim");
+/// A shim that is starting.
+pub(crate) struct Starting {
+    child: Child,
+}
+
+/// Tells when the namespaces of a starting shim are pinned.
+pub(crate) struct Pinned(Option<ChildStdout>);
+
+/// What the shim writes when it has pinned its namespaces.
+pub(super) const PINNED: &[u8] = b"p";
+
+/// Starts a shim.
+pub(crate) fn start(program: &Program, orders: &Start, file: &Path) -> Result<(Starting, Pinned)> {
     let orders = write_orders(orders, file).map_err(Error::file(file))?;
     let mut command = tokio::process::Command::from(program.command(reexec::SHIM));
     command
         .stdin(Stdio::from(orders))
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let child = command.kill_on_drop(true).spawn().map_err(failed())?;
-    let output = child.wait_with_output().await.map_err(failed())?;
-    if output.status.success() {
-        return Ok(());
+    let spawned = command.kill_on_drop(true).spawn();
+    let mut child = spawned.map_err(Error::system("start the shim"))?;
+    let pinned = Pinned(child.stdout.take());
+    Ok((Starting { child }, pinned))
+}
+
+impl Pinned {
+    /// Waits until the namespaces can be used; false if the shim failed before.
+    pub(crate) async fn wait(self) -> bool {
+        let mut byte = [0; PINNED.len()];
+        match self.0 {
+            Some(mut stdout) => stdout.read_exact(&mut byte).await.is_ok(),
+            None => false,
+        }
     }
-    let message = String::from_utf8_lossy(&output.stderr);
-    Err(Error::Shim(format!(
-        "the shim did not start ({}): {}",
-        output.status,
-        message.trim_end()
-    )))
+}
+
+impl Starting {
+    /// Waits until the shim serves.
+    pub(crate) async fn serves(self) -> Result<()> {
+        let output = self.child.wait_with_output().await;
+        let output = output.map_err(Error::system("start the shim"))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let message = String::from_utf8_lossy(&output.stderr);
+        Err(Error::Shim(format!(
+            "the shim did not start ({}): {}",
+            output.status,
+            message.trim_end()
+        )))
+    }
 }
 
 fn write_orders(orders: &Start, path: &Path) -> io::Result<File> {

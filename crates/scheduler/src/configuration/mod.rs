@@ -42,6 +42,8 @@ pub struct Configuration {
     pub speaks_of_election: bool,
     /// `clientConnection.kubeconfig`.
     pub kubeconfig: Option<PathBuf>,
+    /// `clientConnection.qps` and `burst`: how many requests are sent; `None`: only the API server limits them.
+    pub rate: Option<client::Rate>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -167,11 +169,13 @@ pub fn parse(value: &Value) -> Result<Configuration, String> {
     let speaks_of_election = document.leader_election.is_some();
     let election = document.leader_election.map(LeaderElectionDocument::read);
     let connection = document.client_connection.unwrap_or_default();
+    let (kubeconfig, rate) = connection.read()?;
     Ok(Configuration {
         extenders: document.extenders,
         leader_election: election.transpose()?.flatten(),
         speaks_of_election,
-        kubeconfig: connection.read()?,
+        kubeconfig,
+        rate,
         profiles: made,
         backoff: backoff(
             document.pod_initial_backoff_seconds,
@@ -511,7 +515,11 @@ mod tests {
                 json!({"leaderElection": {"resourceLock": "endpoints"}}),
                 "resourceLock",
             ),
-            (json!({"clientConnection": {"qps": 50}}), "qps"),
+            (json!({"clientConnection": {"burst": -1}}), "burst"),
+            (
+                json!({"clientConnection": {"contentType": "text/plain"}}),
+                "content types",
+            ),
             (
                 json!({"percentageOfNodesToScore": 101}),
                 "percentageOfNodesToScore",

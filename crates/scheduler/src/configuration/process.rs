@@ -94,31 +94,66 @@ pub(super) struct ClientConnection {
 }
 
 impl ClientConnection {
-    /// The kubeconfig to use.
-    pub(super) fn read(self) -> Result<Option<PathBuf>, String> {
-        // Requests are JSON, and their rate is limited only by the server.
-        let media = |text: &str| text.is_empty() || text.contains("application/json");
+    /// The kubeconfig to use, and the rate of requests.
+    pub(super) fn read(self) -> Result<(Option<PathBuf>, Option<client::Rate>), String> {
+        // Requests are JSON, whatever is preferred.
+        let types = ["application/json", "application/vnd.kubernetes.protobuf"];
+        let media = |text: &str| text.is_empty() || types.iter().any(|known| text.contains(known));
         if !media(&self.accept_content_types) || !media(&self.content_type) {
-            return Err(
-                "clientConnection: content types other than application/json are not supported"
-                    .into(),
-            );
+            return Err(format!(
+                "clientConnection: content types are {}",
+                types.join(" and ")
+            ));
         }
-        if self.qps > 0.0 || self.burst > 0 {
-            return Err(
-                "clientConnection: qps and burst are not supported: the API server limits clients; \
-                 -1 means no limit"
-                    .into(),
-            );
-        }
+        let rate = self.rate()?;
         let path = Some(self.kubeconfig).filter(|path| !path.is_empty());
-        Ok(path.map(PathBuf::from))
+        Ok((path.map(PathBuf::from), rate))
+    }
+
+    /// With upstream's defaults if only one of both numbers is set. If none is, only the API server limits the rate.
+    fn rate(&self) -> Result<Option<client::Rate>, String> {
+        let burst = u32::try_from(self.burst).map_err(|_| {
+            let burst = self.burst;
+            format!("clientConnection.burst: Invalid value: {burst}: must be non-negative")
+        })?;
+        if self.qps < 0.0 || (self.qps == 0.0 && burst == 0) {
+            return Ok(None);
+        }
+        Ok(Some(client::Rate {
+            per_second: if self.qps == 0.0 { 50.0 } else { self.qps },
+            burst: if burst == 0 { 100 } else { burst },
+        }))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_rate_of_requests_has_upstreams_defaults_once_it_is_set() {
+        let rate = |qps, burst| {
+            let connection = ClientConnection {
+                qps,
+                burst,
+                content_type: "application/vnd.kubernetes.protobuf".into(),
+                ..ClientConnection::default()
+            };
+            let rate = connection.read()?.1;
+            Ok::<_, String>(rate.map(|rate| (rate.per_second, rate.burst)))
+        };
+        for (qps, burst, expected) in [
+            (0.0, 0, None),
+            (-1.0, 0, None),
+            (-1.0, 7, None),
+            (5.5, 7, Some((5.5, 7))),
+            (5000.0, 0, Some((5000.0, 100))),
+            (0.0, 7, Some((50.0, 7))),
+        ] {
+            assert_eq!(rate(qps, burst), Ok(expected), "{qps} {burst}");
+        }
+        assert!(rate(5.0, -1).unwrap_err().contains("burst"));
+    }
 
     #[test]
     fn durations_are_read_as_go_writes_them() {

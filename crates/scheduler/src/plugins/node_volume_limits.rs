@@ -17,6 +17,7 @@ use crate::{
         candidates::Candidates,
         event::{Event, EventKind},
     },
+    in_tree,
     pod::PodInfo,
     template::VolumeClaim,
 };
@@ -57,10 +58,13 @@ impl State for Counted {
     }
 }
 
-/// The CSI volumes of a pod. Unbound claims count for the driver of their class.
+/// The CSI volumes of a pod, and those of other types that CSI drivers serve. Unbound claims count for the driver of
+/// their class.
 fn volumes<'a>(pod: &'a PodInfo, cluster: &'a Cluster) -> impl Iterator<Item = Volume> + 'a {
     let claims = &cluster.claims;
-    pod.template.claims.iter().filter_map(move |mounted| {
+    let inline = pod.template.migrated.iter();
+    let inline = inline.map(|(driver, handle)| ((*driver).to_owned(), handle.clone()));
+    let claimed = pod.template.claims.iter().filter_map(move |mounted| {
         let name = pod.claim_name(mounted);
         let claim = claims.claim(pod.namespace(), &name)?;
         let is_ephemeral = matches!(mounted, VolumeClaim::Ephemeral(_));
@@ -73,15 +77,22 @@ fn volumes<'a>(pod: &'a PodInfo, cluster: &'a Cluster) -> impl Iterator<Item = V
             None => {
                 let class = claims.class(claim.class.as_deref()?)?;
                 let handle = format!("not bound: {}/{name}", pod.namespace());
-                Some((class.provisioner.clone(), handle))
+                let driver = in_tree::driver_of_provisioner(&class.provisioner);
+                Some((driver.to_owned(), handle))
             }
         }
-    })
+    });
+    inline.chain(claimed)
 }
 
 fn csi(volume: &crate::cluster::claims::Volume) -> Option<Volume> {
-    let source = volume.object.spec.as_ref()?.csi.as_ref()?;
-    Some((source.driver.clone(), source.volume_handle.clone()))
+    match &volume.object.spec.as_ref()?.csi {
+        Some(source) => Some((source.driver.clone(), source.volume_handle.clone())),
+        None => {
+            let (driver, handle) = in_tree::persistent(&volume.object)?;
+            Some((driver.to_owned(), handle))
+        }
+    }
 }
 
 /// The volume limits of a node by driver.
@@ -181,7 +192,9 @@ impl Plugin for NodeVolumeLimits {
                 let mut now = limits(new).into_iter();
                 now.any(|(driver, limit)| limit > before.get(driver).copied().unwrap_or(0))
             }
-            Event::PodDeleted(other) => !other.template.claims.is_empty(),
+            Event::PodDeleted(other) => {
+                !other.template.claims.is_empty() || !other.template.migrated.is_empty()
+            }
             Event::Claim {
                 namespace,
                 name,
@@ -189,7 +202,8 @@ impl Plugin for NodeVolumeLimits {
             } => pod.uses_claim(namespace, name),
             Event::AttachmentDeleted => {
                 let mut claims = pod.template.claims.iter();
-                claims.any(|claim| matches!(claim, VolumeClaim::Named(_)))
+                !pod.template.migrated.is_empty()
+                    || claims.any(|claim| matches!(claim, VolumeClaim::Named(_)))
             }
             _ => false,
         }
@@ -229,6 +243,42 @@ mod tests {
         assert!(found[0].resolvable);
         let shared = samples::pod_with_claim("shared", "b");
         assert!(rejected(&NodeVolumeLimits, &shared, &mut cluster).is_empty());
+    }
+
+    #[test]
+    fn volumes_of_other_types_count_for_the_driver_that_serves_them() {
+        let mut cluster = samples::cluster(&[("n1", "1", "1Gi")]);
+        let driver =
+            json!({"name": "ebs.csi.aws.com", "nodeID": "n1", "allocatable": {"count": 2}});
+        let node = json!({"metadata": {"name": "n1"}, "spec": {"drivers": [driver]}});
+        let node = serde_json::from_value(node).unwrap();
+        cluster.claims.put_csi_node("n1", Some(&Arc::new(node)));
+        let ebs = json!({"spec": {"awsElasticBlockStore": {"volumeID": "aws://a/vol-1"}}});
+        samples::bound_claim(&mut cluster, "a", "a", ebs);
+        let class = json!({"provisioner": "kubernetes.io/aws-ebs"});
+        let class = serde_json::from_value(class).unwrap();
+        cluster.claims.put_class("ebs", Some(&Arc::new(class)));
+        let claim = serde_json::from_value(json!({"spec": {"storageClassName": "ebs"}}));
+        let claim = Arc::new(claim.unwrap());
+        cluster.claims.put_claim("default", "later", Some(&claim));
+        let inline = |name: &str, id: &str| {
+            let mut pod = samples::api_pod(name, &[]);
+            let volume = json!({"name": "v", "awsElasticBlockStore": {"volumeID": id}});
+            let spec = json!({"containers": [{"name": "c"}], "volumes": [volume]});
+            pod.spec = serde_json::from_value(spec).unwrap();
+            Arc::new(PodInfo::new(&pod))
+        };
+        cluster.put_pod("n1", samples::pod_with_claim("one", "a"));
+        cluster.put_pod("n1", inline("same", "vol-1"));
+        let later = samples::pod_with_claim("p", "later");
+        assert!(rejected(&NodeVolumeLimits, &later, &mut cluster).is_empty());
+        cluster.put_pod("n1", inline("two", "vol-2"));
+        assert_eq!(rejected(&NodeVolumeLimits, &later, &mut cluster).len(), 1);
+        assert_eq!(
+            rejected(&NodeVolumeLimits, &inline("q", "vol-3"), &mut cluster).len(),
+            1
+        );
+        assert!(rejected(&NodeVolumeLimits, &inline("r", "vol-2"), &mut cluster).is_empty());
     }
 
     #[test]

@@ -13,22 +13,18 @@ use super::{
     volume,
 };
 
-/// `RWO,RWX`
+/// `RWO,RWX`, in upstream's order.
 fn access_modes(value: &Value) -> String {
-    let short = |mode: &Value| match str_of(mode) {
-        "ReadWriteOnce" => "RWO",
-        "ReadOnlyMany" => "ROX",
-        "ReadWriteMany" => "RWX",
-        "ReadWriteOncePod" => "RWOP",
-        _ => "",
-    };
-    let mut modes: Vec<&str> = Vec::new();
-    for mode in list(value).map(short).filter(|mode| !mode.is_empty()) {
-        if !modes.contains(&mode) {
-            modes.push(mode);
-        }
-    }
-    modes.join(",")
+    const SHORT: [(&str, &str); 4] = [
+        ("ReadWriteOnce", "RWO"),
+        ("ReadOnlyMany", "ROX"),
+        ("ReadWriteMany", "RWX"),
+        ("ReadWriteOncePod", "RWOP"),
+    ];
+    let has = |mode: &str| list(value).any(|one| one == mode);
+    let modes = SHORT.iter().filter(|(mode, _)| has(mode));
+    let short: Vec<&str> = modes.map(|(_, short)| *short).collect();
+    short.join(",")
 }
 
 /// The class of a claim or a volume: the deprecated annotation takes precedence.
@@ -336,6 +332,17 @@ mod tests {
             text.ends_with("AllowedTopologies:     \n  Term 0:              zone in [a, b]\n                       rack in [1]\n"),
             "{text:?}"
         );
+    }
+
+    #[test]
+    fn access_modes_have_upstreams_order() {
+        let modes = json!([
+            "ReadWriteMany",
+            "ReadWriteOnce",
+            "ReadWriteMany",
+            "ReadOnlyMany"
+        ]);
+        assert_eq!(access_modes(&modes), "RWO,ROX,RWX");
     }
 
     #[test]

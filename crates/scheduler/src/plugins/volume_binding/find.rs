@@ -14,9 +14,12 @@ use reconcile::{
     storage::{NO_PROVISIONER, Node, find_match, is_allowed_topology, reaches, requested},
 };
 
-use crate::cluster::{
-    Cluster, NodeInfo,
-    claims::{Claims, Key},
+use crate::{
+    cluster::{
+        Cluster, NodeInfo,
+        claims::{Claims, Key},
+    },
+    in_tree,
 };
 
 /// The node cannot access a bound volume.
@@ -131,7 +134,10 @@ pub(super) fn find(
     taken: &ReservedVolumes,
     node: &NodeInfo,
 ) -> Result<NodeVolumes, Vec<&'static str>> {
-    let reaches = |volume: &Arc<PersistentVolume>| reaches(volume, &node.labels, &node.name);
+    let csi_node = cluster.claims.csi_node(&node.name);
+    let reaches = |volume: &Arc<PersistentVolume>| {
+        in_tree::reaches(volume, csi_node, &node.labels, &node.name)
+    };
     let mut reasons = Vec::new();
     if !wanted.bound.iter().all(reaches) {
         reasons.push(NO_NODE);

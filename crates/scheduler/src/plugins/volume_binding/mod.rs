@@ -23,6 +23,7 @@ use crate::{
         candidates::Candidates,
         event::{Event, EventKind},
     },
+    in_tree,
     pod::PodInfo,
     template::VolumeClaim,
     write::Writes,
@@ -252,6 +253,10 @@ impl Plugin for VolumeBinding {
         match event {
             Event::NodeAdded(_) | Event::Volume | Event::CsiNode { old: None, .. } => true,
             Event::NodeUpdated { old, new } => old.labels != new.labels,
+            Event::CsiNode {
+                old: Some(old),
+                new,
+            } => in_tree::migrated_plugins(old) != in_tree::migrated_plugins(new),
             Event::Claim {
                 namespace, name, ..
             } => pod.uses_claim(namespace, name),

@@ -1,5 +1,6 @@
 //! Tables of feasible nodes for pods with claims.
 
+use k8s_openapi::api::storage::v1::CSINode;
 use serde_json::json;
 
 use super::{
@@ -262,4 +263,42 @@ fn a_negative_timeout_is_refused() {
     let arguments = json!({"bindTimeoutSeconds": -1});
     assert!(new(&arguments).is_err_and(|why| why.contains("negative")));
     assert!(new(&json!({"bindTimeoutSeconds": 60})).is_ok());
+}
+
+#[test]
+fn the_zone_of_a_volume_that_a_csi_driver_serves_is_that_of_the_driver() {
+    let mut cluster = Cluster::default();
+    for (name, zone) in [("n1", "a"), ("n2", "b")] {
+        let labels = [("topology.ebs.csi.aws.com/zone", zone)];
+        cluster.put_node(samples::labelled(name, &labels));
+    }
+    let expression =
+        json!({"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["a"]});
+    let terms = json!({"nodeSelectorTerms": [{"matchExpressions": [expression]}]});
+    let volume = json!({"metadata": {"name": "v"}, "spec": {
+        "awsElasticBlockStore": {"volumeID": "vol-1"}, "nodeAffinity": {"required": terms}}});
+    samples::bound_claim(&mut cluster, "data", "v", volume);
+    let plugin = plugin();
+    let no_node = |slot| (slot, NO_NODE.to_owned());
+    assert_eq!(reasons(&plugin, &mut cluster), [no_node(0), no_node(1)]);
+    let csi_node = |plugins: &str| {
+        let annotations = json!({"storage.alpha.kubernetes.io/migrated-plugins": plugins});
+        let node = json!({"metadata": {"annotations": annotations}, "spec": {"drivers": []}});
+        serde_json::from_value::<CSINode>(node).unwrap()
+    };
+    let (none, migrated) = (csi_node(""), csi_node("kubernetes.io/aws-ebs"));
+    let node = Arc::new(migrated.clone());
+    cluster.claims.put_csi_node("n1", Some(&node));
+    cluster.claims.put_csi_node("n2", Some(&node));
+    assert_eq!(reasons(&plugin, &mut cluster), [no_node(1)]);
+    let pod = samples::pod_with_claim("a", "data");
+    let helps = |old, new| {
+        let event = Event::CsiNode {
+            old: Some(old),
+            new,
+        };
+        plugin.is_helped_by(&pod, &event, &cluster)
+    };
+    assert!(helps(&none, &migrated));
+    assert!(!helps(&migrated, &migrated));
 }
