@@ -29,7 +29,7 @@ fn definition(rules: Value) -> Value {
 
 fn order() -> Value {
     json!([{"rule": "self.low <= self.high",
-        "messageExpression": "'low is ' + string(self.low) + ' and high is ' + string(self.high)"}])
+        "messageExpression": "'low of ' + self.name + ' is above high'"}])
 }
 
 async fn defined(rules: Value) -> Server {
@@ -73,13 +73,13 @@ async fn every_write_is_judged_by_the_rules_of_the_definition() {
         &server,
         "POST",
         GATES,
-        gate("bad", json!({"low": 2, "high": 1})),
+        gate("bad", json!({"low": 2, "high": 1, "name": "b"})),
     )
     .await;
     let found = causes(&refused);
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].starts_with("spec: Invalid value: "), "{found:?}");
-    assert!(found[0].ends_with("low is 2 and high is 1"), "{found:?}");
+    assert!(found[0].ends_with("low of b is above high"), "{found:?}");
     assert_eq!(stored(&server, "bad").await.code, 404);
 
     let good = gate("good", json!({"low": 1, "high": 2, "name": "a"}));
