@@ -8,8 +8,10 @@ use std::{
 
 use rustix::{
     fs::{FallocateFlags, fallocate},
+    io::Errno,
     mount::MountFlags,
 };
+use tracing::warn;
 
 use crate::{Error, MountOptions, Mounter, Result, format, loop_device};
 
@@ -30,22 +32,33 @@ pub(crate) async fn mount(
     let said = |error: Error| error.to_string();
     let file = ensure(dir, bytes).await?;
     let size = fs::metadata(&file).map_or(0, |meta| meta.len());
-    let must_grow = size < bytes || dir.join(GROWING).exists();
-    if must_grow && !options.flags.contains(MountFlags::RDONLY) {
-        begin_growth(dir, bytes).map_err(said)?;
-        format::grow_unmounted(&file).await?;
-        end_growth(dir).map_err(said)?;
-    }
-    let device = loop_device::attach(&file).map_err(said)?;
+    let must_grow = size < bytes || exists(&dir.join(GROWING)).map_err(said)?;
+    let device = match loop_device::of_file(&file).map_err(said)? {
+        // Still mounted elsewhere: it is the same file system, which can only be expanded after it was mounted.
+        Some(device) => device,
+        None => {
+            if must_grow && !options.flags.contains(MountFlags::RDONLY) {
+                begin_growth(dir, bytes).map_err(said)?;
+                format::grow_unmounted(&file).await?;
+                end_growth(dir).map_err(said)?;
+            }
+            loop_device::attach(&file).map_err(said)?
+        }
+    };
     mounter
         .mount(&device.path, target, KIND, options)
         .map_err(said)?;
     open_to_all(target).map_err(said)
 }
 
+fn exists(path: &Path) -> Result<bool> {
+    path.try_exists().map_err(Error::io("look at", path))
+}
+
 async fn ensure(dir: &Path, bytes: u64) -> std::result::Result<PathBuf, String> {
     let (file, fresh) = (dir.join(FILE), dir.join(format!("{FILE}.new")));
-    if file.exists() {
+    // An error must not be taken for a new volume: its image would replace the data.
+    if exists(&file).map_err(|error| error.to_string())? {
         return Ok(file);
     }
     let made = make(&fresh, bytes).await.and_then(|()| {
@@ -80,9 +93,23 @@ fn open(path: &Path) -> Result<File> {
     opened.map_err(Error::io("open", path))
 }
 
+/// Allocates the blocks of a file up to a size. If there is too little space, nothing of it is taken, not even for a
+/// moment: other pods and the node itself need it.
 fn reserve(file: &File, bytes: u64, path: &Path) -> Result<()> {
-    fallocate(file, FallocateFlags::empty(), 0, bytes)
-        .map_err(|errno| Error::io("reserve the capacity of", path)(errno.into()))
+    let failed = |errno: Errno| Error::io("reserve the capacity of", path)(errno.into());
+    let size = file.metadata().map_err(Error::io("look at", path))?.len();
+    let disk = rustix::fs::fstatvfs(file).map_err(failed)?;
+    let available = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if bytes.saturating_sub(size) > available {
+        return Err(failed(Errno::NOSPC));
+    }
+    fallocate(file, FallocateFlags::empty(), 0, bytes).map_err(|errno| {
+        // File systems keep what they allocated before the error.
+        if let Err(error) = file.set_len(size) {
+            warn!(file = %path.display(), %error, "cannot free what was allocated");
+        }
+        failed(errno)
+    })
 }
 
 /// A new volume is writable for every user, like a plain directory. What is in it otherwise is the

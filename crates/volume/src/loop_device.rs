@@ -1,5 +1,6 @@
 //! Loop devices for image files, as long as they are mounted: the kernel frees the device with the
-//! last user, also after a crash.
+//! last user, also after a crash. A file has one device: the file system of an unmounted volume may still be mounted
+//! elsewhere, in the mount namespace of a container that has the node's directories, and two of them would destroy it.
 
 use std::{
     ffi::c_void,
@@ -13,13 +14,16 @@ use std::{
 
 use rustix::{
     io::{self, Errno},
-    ioctl::{self, Ioctl, IoctlOutput, NoArg, Opcode, Setter},
+    ioctl::{self, Getter, Ioctl, IoctlOutput, NoArg, Opcode, Setter},
 };
 
 use crate::{Error, Result};
 
 const CONTROL: &str = "/dev/loop-control";
 
+const DEVICES: &str = "/sys/block";
+
+const LOOP_GET_STATUS64: Opcode = 0x4C05;
 const LOOP_SET_CAPACITY: Opcode = 0x4C07;
 const LOOP_CONFIGURE: Opcode = 0x4C0A;
 const LOOP_CTL_GET_FREE: Opcode = 0x4C82;
@@ -41,6 +45,21 @@ struct LoopConfig {
     names: [u8; 160],
     /// lo_init and reserved fields.
     rest: [u64; 10],
+}
+
+/// The kernel's `struct loop_info64`.
+#[repr(C)]
+struct LoopInfo {
+    /// lo_device, lo_inode.
+    file: [u64; 2],
+    /// lo_rdevice, lo_offset, lo_sizelimit.
+    place: [u64; 3],
+    /// lo_number, lo_encrypt_type, lo_encrypt_key_size, lo_flags.
+    kind: [u32; 4],
+    /// lo_file_name, lo_crypt_name, lo_encrypt_key.
+    names: [u8; 160],
+    /// lo_init.
+    rest: [u64; 2],
 }
 
 struct GetFree;
@@ -69,12 +88,40 @@ pub(crate) struct LoopDevice {
     _device: File,
 }
 
-/// Attaches a device to a file.
+fn open(path: &Path) -> Result<File> {
+    let opened = OpenOptions::new().read(true).write(true).open(path);
+    opened.map_err(Error::io("open", path))
+}
+
+/// The device that a file has already.
+pub(crate) fn of_file(file: &Path) -> Result<Option<LoopDevice>> {
+    let meta = fs::metadata(file).map_err(Error::io("look at", file))?;
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let wanted = [meta.dev(), meta.ino()];
+    for device in crate::entries(Path::new(DEVICES))? {
+        // Devices without a file have no such entry. The path is that of another mount namespace, perhaps.
+        let backing = fs::read_to_string(device.join("loop/backing_file"));
+        if !backing.is_ok_and(|path| path.contains(&*name)) {
+            continue;
+        }
+        let path = Path::new("/dev").join(device.file_name().unwrap_or_default());
+        // It may be freed at this moment.
+        let Ok(opened) = open(&path) else { continue };
+        // SAFETY: the kernel writes one `struct loop_info64`, of which every value is valid.
+        let info =
+            unsafe { ioctl::ioctl(opened.as_fd(), Getter::<LOOP_GET_STATUS64, LoopInfo>::new()) };
+        if info.is_ok_and(|info| info.file == wanted) {
+            return Ok(Some(LoopDevice {
+                path,
+                _device: opened,
+            }));
+        }
+    }
+    Ok(None)
+}
+
+/// Attaches a device to a file, which has none.
 pub(crate) fn attach(file: &Path) -> Result<LoopDevice> {
-    let open = |path: &Path| {
-        let opened = OpenOptions::new().read(true).write(true).open(path);
-        opened.map_err(Error::io("open", path))
-    };
     let (backing, control) = (open(file)?, open(Path::new(CONTROL))?);
     let failed = |errno: Errno| Error::io("make a loop device of", file)(errno.into());
     for _ in 0..ATTEMPTS {

@@ -9,6 +9,7 @@ use std::{
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::NFSVolumeSource;
 use tokio::process::Command;
+use tracing::warn;
 
 use super::mounted::{measure, remove_mount_point};
 use crate::{
@@ -23,6 +24,8 @@ pub(super) const NAME: &str = "kubernetes.io/nfs";
 
 /// The timeout of a mount.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// How long unmounting waits for a server that does not answer, as upstream.
+const UNMOUNT_PATIENCE: Duration = Duration::from_secs(60);
 
 /// The helper of mount(8), which resolves the server's name and negotiates the version.
 const HELPERS: &[&str] = &["/sbin/mount.nfs", "/usr/sbin/mount.nfs"];
@@ -82,7 +85,7 @@ impl StoragePlugin for Nfs {
 
     async fn unpublish(&self, mount: &PodMount, host: &dyn Host) -> Step<()> {
         let dir = mount.dir(host.root_dir(), NAME);
-        remove_mount_point(dir, host).await
+        unmount("umount", &dir, UNMOUNT_PATIENCE, host).await
     }
 
     async fn stats(
@@ -140,6 +143,54 @@ async fn mount(helper: &str, spec: &Spec, dir: &Path) -> Step<()> {
     )))
 }
 
+async fn is_mounted(dir: &Path, host: &dyn Host) -> Step<bool> {
+    let (dir, mounter) = (dir.to_owned(), host.mounter());
+    run_blocking(host, move || Ok(mounter.is_mounted(&dir)?)).await
+}
+
+/// Unmounts and removes a directory. The kernel writes what is not written yet, which takes as long as the server is
+/// away: another process waits for that, so that the number of servers that hang does not matter. The directory is no
+/// mount point meanwhile, and the pod ends without it.
+async fn unmount(program: &str, dir: &Path, patience: Duration, host: &dyn Host) -> Step<()> {
+    for options in [&["-i", "-c"][..], &["-i", "-c", "-f"]] {
+        if !is_mounted(dir, host).await? {
+            break;
+        }
+        let mut command = Command::new(program);
+        command.args(options).arg(dir);
+        match run(command, patience).await? {
+            Unmounting::Ended => {}
+            Unmounting::NotInstalled => break,
+            Unmounting::Hangs => {
+                warn!(dir = %dir.display(), "an nfs server does not answer while its volume is unmounted");
+            }
+        }
+    }
+    remove_mount_point(dir.to_owned(), host).await
+}
+
+/// How far a program has got that unmounts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unmounting {
+    Ended,
+    /// It still runs, and ends when the server answers.
+    Hangs,
+    NotInstalled,
+}
+
+async fn run(mut command: Command, patience: Duration) -> Step<Unmounting> {
+    let ended = match tokio::time::timeout(patience, command.output()).await {
+        Ok(Ok(ended)) => ended,
+        Ok(Err(_)) => return Ok(Unmounting::NotInstalled),
+        Err(_) => return Ok(Unmounting::Hangs),
+    };
+    if ended.status.success() {
+        return Ok(Unmounting::Ended);
+    }
+    let said = String::from_utf8_lossy(&ended.stderr);
+    Err(StepError::Uncertain(format!("umount: {}", said.trim())))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,5 +199,21 @@ mod tests {
     fn a_kernel_with_a_server_only_has_no_client() {
         assert!(supports_nfs("nodev\tsysfs\nnodev\tnfs4\n"));
         assert!(!supports_nfs("nodev\tnfsd\n\text4\n"));
+    }
+
+    #[tokio::test]
+    async fn a_server_that_does_not_answer_is_not_waited_for() {
+        let run = async |program: &str, argument: &str, patience| {
+            let mut command = Command::new(program);
+            command.arg(argument);
+            super::run(command, patience).await
+        };
+        let long = Duration::from_secs(60);
+        assert_eq!(run("true", "", long).await, Ok(Unmounting::Ended));
+        let short = Duration::from_millis(20);
+        assert_eq!(run("sleep", "1", short).await, Ok(Unmounting::Hangs));
+        assert_eq!(run("/none", "", long).await, Ok(Unmounting::NotInstalled));
+        let failed = run("ls", "/none", long).await.unwrap_err();
+        assert!(failed.to_string().contains("/none"), "{failed}");
     }
 }

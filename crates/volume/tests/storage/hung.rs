@@ -155,3 +155,20 @@ async fn fails_and_leaves_a_mount() {
 fn a_volume_that_a_driver_staged_and_then_failed_stays_in_use_until_it_is_unstaged() {
     with_own_mounts(fails_and_leaves_a_mount);
 }
+
+async fn nfs_server_hangs() {
+    let mut node = Node::new(Options::new(DRIVER));
+    let dir = node.dir.path().join("kubelet/pods/p/volumes");
+    let dir = dir.join("kubernetes.io~nfs/data");
+    std::fs::create_dir_all(&dir).unwrap();
+    let server = HungServer::mounted_on(&dir);
+    node.restart().await;
+    node.manager.tear_down("p").await.unwrap();
+    assert!(!dir.exists());
+    drop(server);
+}
+
+#[test]
+fn an_nfs_volume_is_unmounted_although_its_server_hangs() {
+    with_own_mounts(nfs_server_hangs);
+}

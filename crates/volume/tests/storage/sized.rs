@@ -4,7 +4,10 @@ use std::{fs, io, path::Path};
 
 use csi::testing::Options;
 use serde_json::json;
-use volume::storage::{Expanded, Spec, StepError};
+use volume::{
+    LinuxMounter, Mounter,
+    storage::{Expanded, Spec, StepError},
+};
 
 use crate::support::{DRIVER, Node, persistent, pod, until, with_own_mounts};
 
@@ -103,6 +106,76 @@ fn a_volume_has_its_capacity_keeps_its_data_and_grows() {
         assert_eq!(grown.await, Ok(Expanded::Done));
         node.manager.tear_down("p4").await.unwrap();
         until("the volume to be unstaged", || !staged.exists()).await;
+    });
+}
+
+#[test]
+fn a_volume_that_is_still_mounted_elsewhere_is_the_same_file_system_for_its_next_pod() {
+    with_own_mounts(|| async {
+        use std::os::unix::fs::MetadataExt;
+        let node = Node::new(Options::new(DRIVER));
+        fs::create_dir(node.dir.path().join("local-path")).unwrap();
+        let first = node.set_up(&pod("p1"), &sized(&node, 16)).await.unwrap();
+        let device = |path: &Path| fs::metadata(path).unwrap().dev();
+        let before = device(&first.path);
+        // As in a container that has the node's directories.
+        let held = node.dir.path().join("held");
+        fs::create_dir(&held).unwrap();
+        rustix::mount::mount_bind(&first.path, &held).unwrap();
+        fs::write(first.path.join("kept"), "not yet on the disk").unwrap();
+        node.manager.tear_down("p1").await.unwrap();
+        let staged = node.dir.path();
+        let staged = staged.join("kubelet/plugins/kubernetes.io/local-volume/mounts/pvc-1");
+        until("the volume to be unstaged", || !staged.exists()).await;
+
+        // A larger one is expanded later: e2fsck must not run on a mounted file system.
+        let second = node.set_up(&pod("p2"), &sized(&node, 32)).await.unwrap();
+        assert_eq!(device(&second.path), before);
+        assert!(second.path.join("kept").exists());
+        LinuxMounter.unmount(&held).unwrap();
+        node.manager.tear_down("p2").await.unwrap();
+        until("the volume to be unstaged", || !staged.exists()).await;
+    });
+}
+
+#[test]
+fn an_expansion_that_does_not_fit_takes_no_space() {
+    with_own_mounts(|| async {
+        // A volume is the disk of another node.
+        let outer = Node::new(Options::new(DRIVER));
+        fs::create_dir(outer.dir.path().join("local-path")).unwrap();
+        let disk = outer.set_up(&pod("p1"), &sized(&outer, 64)).await.unwrap();
+        let node = Node::new(Options::new(DRIVER));
+        let root = node.dir.path().join("local-path");
+        fs::create_dir(&root).unwrap();
+        rustix::mount::mount_bind(&disk.path, &root).unwrap();
+        let ready = node.set_up(&pod("p1"), &sized(&node, 16)).await.unwrap();
+
+        let free = || rustix::fs::statvfs(&root).unwrap().f_bfree;
+        let before = free();
+        let larger = sized(&node, 256);
+        let grown = node.manager.expand("p1", &ready.key, &larger, 256 << 20);
+        let error = grown.await.unwrap_err().to_string();
+        assert!(error.contains("No space left"), "{error}");
+        assert!(
+            before.saturating_sub(free()) < 512,
+            "{before} blocks, then {}",
+            free()
+        );
+        let image = root.join("pvc-1/volume.img");
+        assert_eq!(fs::metadata(image).unwrap().len(), 16 * MIB as u64);
+
+        node.manager.tear_down("p1").await.unwrap();
+        let staged = node.dir.path();
+        let staged = staged.join("kubelet/plugins/kubernetes.io/local-volume/mounts/pvc-1");
+        until("the volume to be unstaged", || !staged.exists()).await;
+        // The claim requests less, and pods start again.
+        let again = node.set_up(&pod("p2"), &sized(&node, 20)).await.unwrap();
+        assert!(again.path.exists());
+        node.manager.tear_down("p2").await.unwrap();
+        until("the volume to be unstaged", || !staged.exists()).await;
+        LinuxMounter.unmount(&root).unwrap();
+        outer.manager.tear_down("p1").await.unwrap();
     });
 }
 
