@@ -41,10 +41,24 @@ async fn dead_sandboxes(core: &Core) -> Result<()> {
     // In this order: a container that is made meanwhile is in a sandbox that is newer or ready.
     let sandboxes = core.runtime.list_sandboxes(BTreeMap::new()).await?;
     let containers = core.runtime.list_containers(BTreeMap::new()).await?;
-    for id in superfluous_sandboxes(&sandboxes, &containers) {
-        core.runtime.remove_sandbox(&id).await?;
+    let superfluous = superfluous_sandboxes(&sandboxes, &containers);
+    each(superfluous, |id| async move {
+        Ok(core.runtime.remove_sandbox(&id).await?)
+    })
+    .await
+}
+
+/// Removes each of them, also after one that cannot be removed; returns the first error.
+async fn each<T, F: Future<Output = Result<()>>>(
+    all: impl IntoIterator<Item = T>,
+    remove: impl Fn(T) -> F,
+) -> Result<()> {
+    let mut outcome = Ok(());
+    for one in all {
+        let removed = remove(one).await;
+        outcome = outcome.and(removed);
     }
-    Ok(())
+    outcome
 }
 
 /// Dead sandboxes of pods that have a newer one.
@@ -70,10 +84,14 @@ fn superfluous_sandboxes(listed: &[v1::PodSandbox], containers: &[v1::Container]
 /// status.
 pub(crate) async fn dead_containers(core: &Core) -> Result<()> {
     let listed = core.runtime.list_containers(BTreeMap::new()).await?;
-    for id in superfluous(&listed) {
-        core.runtime.remove_container(&id).await?;
-    }
-    Ok(())
+    remove_containers(core, superfluous(&listed)).await
+}
+
+async fn remove_containers(core: &Core, ids: Vec<String>) -> Result<()> {
+    each(ids, |id| async move {
+        Ok(core.runtime.remove_container(&id).await?)
+    })
+    .await
 }
 
 /// Removes all dead containers of ended pods whose final status the API has: the node is short of
@@ -86,10 +104,7 @@ pub(crate) async fn ended_pods(core: &Core) -> Result<()> {
         .filter_map(|seen| seen.pod.metadata.uid.clone())
         .collect();
     let listed = core.runtime.list_containers(BTreeMap::new()).await?;
-    for id in dead_of(&listed, &ended) {
-        core.runtime.remove_container(&id).await?;
-    }
-    Ok(())
+    remove_containers(core, dead_of(&listed, &ended)).await
 }
 
 /// The dead containers of these pods.
@@ -141,9 +156,8 @@ async fn images_beyond_policy(core: &Core) -> Result<()> {
     let (old, rest): (Vec<_>, Vec<_>) = unused
         .into_iter()
         .partition(|image| !most.is_zero() && now - most > image.last_used);
-    for image in &old {
-        remove(core, image, "unused for longer than imageMaximumGCAge").await?;
-    }
+    let too_old = "unused for longer than imageMaximumGCAge";
+    let mut outcome = each(&old, |image| remove(core, image, too_old)).await;
     // The runtime of another kind may have its images elsewhere.
     let node = core.stats.node(core).await;
     let disk = node.runtime.image_fs.unwrap_or_default();
@@ -152,10 +166,12 @@ async fn images_beyond_policy(core: &Core) -> Result<()> {
     let mut to_free = bytes_to_free(disk.capacity_bytes, disk.available_bytes, high, low);
     for image in rest {
         if to_free <= 0 {
-            return Ok(());
+            break;
         }
-        remove(core, &image, "image filesystem is over the high threshold").await?;
-        to_free -= image.size;
+        match remove(core, &image, "image filesystem is over the high threshold").await {
+            Ok(()) => to_free -= image.size,
+            error => outcome = outcome.and(error),
+        }
     }
     if to_free > 0 {
         let message = format!(
@@ -164,7 +180,7 @@ async fn images_beyond_policy(core: &Core) -> Result<()> {
         core.events
             .node(reconcile::Kind::Warning, "FreeDiskSpaceFailed", message);
     }
-    Ok(())
+    outcome
 }
 
 /// How much is to be freed on a disk whose usage in percent is at least `high`, so that it becomes `low`.
@@ -182,10 +198,11 @@ fn bytes_to_free(capacity: Option<u64>, available: Option<u64>, high: i64, low: 
 
 /// Removes all unused images that are old enough.
 pub(crate) async fn unused_images(core: &Core) -> Result<()> {
-    for image in find_unused(core).await? {
-        remove(core, &image, "node has disk pressure").await?;
-    }
-    Ok(())
+    let unused = find_unused(core).await?;
+    each(&unused, |image| {
+        remove(core, image, "node has disk pressure")
+    })
+    .await
 }
 
 async fn find_unused(core: &Core) -> Result<Vec<Unused>> {
@@ -406,6 +423,21 @@ mod tests {
         // `a` was used until 100, `b` was seen at 150 and never used.
         assert_eq!(ids(at(400)), ["a", "b"]);
         assert_eq!(ids(at(520)), ["a", "b", "young"]);
+    }
+
+    #[tokio::test]
+    async fn one_that_cannot_be_removed_holds_up_no_other() {
+        let removed = std::cell::RefCell::new(Vec::new());
+        let removed = &removed;
+        let outcome = each(["a", "stuck", "b", "stuck too"], |id| async move {
+            if id.starts_with("stuck") {
+                return Err(crate::Error::Other(id.to_owned()));
+            }
+            removed.borrow_mut().push(id);
+            Ok(())
+        });
+        assert_eq!(outcome.await.unwrap_err().to_string(), "stuck");
+        assert_eq!(*removed.borrow(), ["a", "b"]);
     }
 
     #[test]

@@ -15,8 +15,10 @@ use crate::{
     registry::Message,
 };
 
-/// The deadline for marking the pod: a hanging API server must not delay its end.
+/// The deadline for marking the pod.
 const DEADLINE: Duration = Duration::from_secs(5);
+/// After which time the pod ends before it is marked: a hanging API server must not delay its end.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Why and how a pod ends.
 pub(crate) struct Disruption<'a> {
@@ -30,26 +32,35 @@ pub(crate) struct Disruption<'a> {
 
 /// Sets the condition in the API and tells the pod's worker.
 pub(crate) async fn end(core: &Core, pod: &Pod, disruption: Disruption<'_>) {
-    if let Some(message) = disruption.condition {
-        match tokio::time::timeout(DEADLINE, mark(core, pod, message)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
-                warn!(pod = spec::described(pod), %error, "cannot set the DisruptionTarget condition");
-            }
-            Err(_) => warn!(
-                pod = spec::described(pod),
-                "timeout while setting the DisruptionTarget condition"
-            ),
+    let fail = Message::Fail {
+        reason: disruption.reason,
+        message: disruption.message.to_owned(),
+        grace: disruption.grace,
+    };
+    let uid = spec::uid(pod);
+    let Some(message) = disruption.condition else {
+        core.registry.send(uid, fail);
+        return;
+    };
+    let marking = tokio::time::timeout(DEADLINE, mark(core, pod, message));
+    tokio::pin!(marking);
+    // Controllers should see the condition when they see the pod fail, but the node may need its resources now.
+    let in_time = tokio::time::timeout(PATIENCE, &mut marking).await;
+    core.registry.send(uid, fail);
+    let marked = match in_time {
+        Ok(marked) => marked,
+        Err(_) => marking.await,
+    };
+    match marked {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            warn!(pod = spec::described(pod), %error, "cannot set the DisruptionTarget condition");
         }
+        Err(_) => warn!(
+            pod = spec::described(pod),
+            "timeout while setting the DisruptionTarget condition"
+        ),
     }
-    core.registry.send(
-        spec::uid(pod),
-        Message::Fail {
-            reason: disruption.reason,
-            message: disruption.message.to_owned(),
-            grace: disruption.grace,
-        },
-    );
 }
 
 async fn mark(core: &Core, pod: &Pod, message: &str) -> crate::Result<()> {

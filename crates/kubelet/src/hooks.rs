@@ -47,6 +47,7 @@ pub(crate) async fn run(
                 target.authority()
             );
             core.events.warning(pod, "LifecycleHTTPFallback", message);
+            core.metrics.http_fallbacks.with(&[]).increment();
         }
         return Ok(());
     }

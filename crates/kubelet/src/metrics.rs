@@ -64,6 +64,8 @@ pub struct Metrics {
     started_containers: Family<Counter>,
     started_containers_errors: Family<Counter>,
     terminated_containers: Family<Counter>,
+    /// Hooks that were repeated without TLS.
+    pub(crate) http_fallbacks: Family<Counter>,
     relist_duration: Family<Histogram>,
     relist_interval: Family<Histogram>,
     /// When containers were last listed.
@@ -111,6 +113,7 @@ impl Default for Metrics {
             started_containers: counts(&["container_type"]),
             started_containers_errors: counts(&["container_type", "code"]),
             terminated_containers: counts(&["container_type", "exit_code", "reason"]),
+            http_fallbacks: counts(&[]),
             relist_duration: seconds(&[]),
             relist_interval: seconds(&[]),
             relisted: Mutex::default(),
@@ -120,7 +123,11 @@ impl Default for Metrics {
             probe_duration: seconds(&["probe_type", "container", "pod", "namespace"]),
         };
         // Metrics without labels are exposed before they first change.
-        for counter in [&metrics.started_pods, &metrics.started_pods_errors] {
+        for counter in [
+            &metrics.started_pods,
+            &metrics.started_pods_errors,
+            &metrics.http_fallbacks,
+        ] {
             counter.with(&[]);
         }
         for histogram in [&metrics.pod_start, &metrics.pod_worker_start] {
@@ -388,6 +395,11 @@ impl Metrics {
                 "kubelet_terminated_containers_total",
                 "Containers that have ended.",
                 &self.terminated_containers,
+            ),
+            (
+                "kubelet_lifecycle_handler_http_fallbacks_total",
+                "HTTPS requests of hooks that succeeded in plain HTTP.",
+                &self.http_fallbacks,
             ),
         ] {
             page.counters(name, help, family);

@@ -14,7 +14,7 @@ use crate::{
     error::{Error, Result},
     matching,
     sandbox::Sandbox,
-    snapshot::{self, Size, size},
+    snapshot::{Size, Sizing},
     stamp,
 };
 
@@ -101,7 +101,12 @@ fn filesystem(mountpoint: &Path, size: Size) -> v1::FilesystemUsage {
     }
 }
 
-fn measure(container: &Container, pod_files: Size, root: &Path) -> v1::ContainerStats {
+fn measure(
+    container: &Container,
+    pod_files: Size,
+    root: &Path,
+    sizing: &Sizing,
+) -> v1::ContainerStats {
     let measured = Measured::read(&Cgroup::new(&container.facts.cgroup));
     let timestamp = stamp::now();
     let attributes = v1::ContainerAttributes {
@@ -114,7 +119,7 @@ fn measure(container: &Container, pod_files: Size, root: &Path) -> v1::Container
         attributes: Some(attributes),
         cpu: Some(cpu(&measured, timestamp)),
         memory: Some(memory(&measured, timestamp)),
-        writable_layer: Some(filesystem(root, container.written() + pod_files)),
+        writable_layer: Some(filesystem(root, container.written(sizing) + pod_files)),
         swap: Some(v1::SwapUsage {
             timestamp,
             swap_available_bytes: None,
@@ -129,10 +134,11 @@ fn measure_pod(
     sandbox: &Sandbox,
     containers: &[Arc<Container>],
     root: &Path,
+    sizing: &Sizing,
 ) -> v1::PodSandboxStats {
     let files = sandbox.files_size();
     let containers = containers.iter();
-    let containers = containers.map(|container| measure(container, files, root));
+    let containers = containers.map(|container| measure(container, files, root, sizing));
     let measured = Measured::read(&Cgroup::new(&sandbox.facts.cgroup_parent));
     let timestamp = stamp::now();
     let attributes = v1::PodSandboxAttributes {
@@ -185,11 +191,13 @@ impl Engine {
             (container, sandbox)
         });
         let with_files: Vec<_> = with_files.collect();
+        let walks = self.walks.clone();
         self.blocking(move || {
+            let sizing = Sizing::new(&walks);
             let all = with_files.iter().map(|(container, sandbox)| {
                 // Any of the pod's containers may have written them, so that each counts them.
                 let files = sandbox.as_ref().map(|sandbox| sandbox.files_size());
-                measure(container, files.unwrap_or_default(), &root)
+                measure(container, files.unwrap_or_default(), &root, &sizing)
             });
             all.collect()
         })
@@ -251,10 +259,12 @@ impl Engine {
         let root = self.config.root_dir.clone();
         let (send, receive) = oneshot::channel();
         // A thread of its own, since it does not leave the last network namespace.
+        let walks = self.walks.clone();
         let work = move || {
+            let sizing = Sizing::new(&walks);
             let all = sandboxes.iter().map(|sandbox| {
                 let containers = containers.get(&sandbox.id).map_or(&[][..], Vec::as_slice);
-                measure_pod(sandbox, containers, &root)
+                measure_pod(sandbox, containers, &root, &sizing)
             });
             let _ = send.send(all.collect());
         };
@@ -269,23 +279,18 @@ impl Engine {
     /// The disk usage of images.
     pub(crate) fn image_filesystem(&self) -> v1::FilesystemUsage {
         let root = &self.config.root_dir;
-        let measured = self.images_size.get(|| {
-            let parts = ["blobs", "layers"].map(|part| size(&root.join(part)));
-            parts[0] + parts[1]
-        });
-        filesystem(root, measured)
+        let (sizing, [blobs, layers]) = (Sizing::new(&self.walks), &self.images_size);
+        let blobs = sizing.of(blobs, &root.join("blobs"));
+        filesystem(root, blobs + sizing.of(layers, &root.join("layers")))
     }
 
     /// The disk usage of containers' writable layers.
     pub(crate) fn container_filesystem(&self) -> v1::FilesystemUsage {
-        let measured = self.containers_size.get(|| {
-            let containers: Vec<_> = self.containers.read().values().cloned().collect();
-            let sizes = containers
-                .iter()
-                .map(|container| snapshot::taken(container.dir()));
-            sizes.fold(Size::default(), |sum, size| sum + size)
-        });
-        filesystem(&self.config.root_dir, measured)
+        let sizing = Sizing::new(&self.walks);
+        let containers: Vec<_> = self.containers.read().values().cloned().collect();
+        let sizes = containers.iter().map(|container| container.taken(&sizing));
+        let all = sizes.fold(Size::default(), |sum, size| sum + size);
+        filesystem(&self.config.root_dir, all)
     }
 
     /// The conditions of the runtime's status.

@@ -1,5 +1,6 @@
 //! The disk usage of a directory tree, which may be hostile: links are never followed, other mounts
-//! are not entered, and neither a deep nor a changing tree leads out of it or ends the walk early.
+//! are not entered, and neither a deep nor a changing tree leads out of it or ends the walk early. A walk can be
+//! interrupted, and the memory that it takes does not grow with the tree.
 
 use std::{
     collections::HashSet,
@@ -8,9 +9,21 @@ use std::{
     ops::Add,
     os::fd::{AsFd, OwnedFd},
     path::Path,
+    time::Instant,
 };
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, open, openat, statat};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, RawDir, SeekFrom, Stat, fstat, open, openat, seek, statat,
+};
+
+/// How much of a directory is read at once.
+const BUFFER: usize = 16 * 1024;
+/// The maximum number of subdirectories of one directory that are remembered. Others are found again.
+const NAMES: usize = 256;
+/// In directories below this depth only one is remembered.
+const DEEP: usize = 64;
+/// The maximum number of remembered files with several names.
+const LINKED: usize = 200_000;
 
 /// Allocated bytes and number of inodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -32,83 +45,176 @@ impl Add for DiskUsage {
     }
 }
 
-/// A directory on the path: its identity, and what is still to be visited in it.
-struct Level {
-    identity: (u64, u64),
-    left: Vec<CString>,
-}
-
 impl DiskUsage {
     /// Measures everything below a directory, without the directory itself. Hard links count once.
     pub fn measure(dir: &Path) -> io::Result<Self> {
-        let mut here = open(dir, flags() & !OFlags::NOFOLLOW, Mode::empty())?;
-        let top = fstat(&here)?;
-        let mut walk = Walk {
-            device: top.st_dev,
-            linked: HashSet::new(),
-            sum: Self::default(),
-        };
-        let mut levels = vec![walk.enter(&here)?];
-        while let Some(level) = levels.last_mut() {
-            if let Some(name) = level.left.pop() {
-                // Gone or replaced meanwhile.
-                if let Ok(below) = openat(here.as_fd(), &name, flags(), Mode::empty())
-                    && let Ok(next) = walk.enter(&below)
-                {
-                    levels.push(next);
-                    here = below;
-                }
-                continue;
-            }
-            levels.pop();
-            let Some(above) = levels.last() else { break };
-            // One descriptor for any depth. A directory that was moved has another parent: the walk
-            // ends, and the next one sees the rest.
-            here = openat(here.as_fd(), "..", flags(), Mode::empty())?;
-            if identity(&fstat(&here)?) != above.identity {
-                break;
-            }
+        let mut walk = Walk::begin(dir)?;
+        while !walk.step() {}
+        Ok(walk.sum())
+    }
+
+    /// The larger number of each.
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.max(other.bytes),
+            inodes: self.inodes.max(other.inodes),
         }
-        Ok(walk.sum)
     }
 }
 
-struct Walk {
+/// A walk through a tree.
+pub struct Walk {
+    /// The directory of the last level: one descriptor for any depth.
+    here: OwnedFd,
+    levels: Vec<Level>,
     device: u64,
+    /// Files with several names that were counted.
     linked: HashSet<(u64, u64)>,
     sum: DiskUsage,
 }
 
+/// A directory on the path: its identity, and what is still to be visited in it.
+struct Level {
+    identity: (u64, u64),
+    /// Subdirectories.
+    left: Vec<CString>,
+    /// The position of the next entry to read.
+    position: u64,
+    is_read: bool,
+}
+
 impl Walk {
-    /// Counts a directory's entries; returns its subdirectories to visit.
-    fn enter(&mut self, dir: &OwnedFd) -> io::Result<Level> {
-        let mut level = Level {
-            identity: identity(&fstat(dir)?),
-            left: Vec::new(),
-        };
-        for entry in Dir::read_from(dir)? {
-            let Ok(entry) = entry else { continue };
-            let name = entry.file_name();
-            if name == c"." || name == c".." {
-                continue;
-            }
-            let Ok(stat) = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else {
-                continue;
-            };
-            if stat.st_dev != self.device {
-                continue;
-            }
-            let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-            if is_dir {
-                level.left.push(name.to_owned());
-            } else if stat.st_nlink > 1 && !self.linked.insert(identity(&stat)) {
-                continue;
-            }
-            self.sum.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-            self.sum.inodes += 1;
-        }
-        Ok(level)
+    /// At the top of the tree.
+    pub fn begin(dir: &Path) -> io::Result<Self> {
+        let here = open(dir, flags() & !OFlags::NOFOLLOW, Mode::empty())?;
+        let top = fstat(&here)?;
+        Ok(Self {
+            here,
+            levels: vec![Level::new(&top)],
+            device: top.st_dev,
+            linked: HashSet::new(),
+            sum: DiskUsage::default(),
+        })
     }
+
+    /// What was counted so far.
+    pub fn sum(&self) -> DiskUsage {
+        self.sum
+    }
+
+    /// Continues until the given time; returns whether the end was reached.
+    pub fn advance(&mut self, until: Instant) -> bool {
+        while Instant::now() < until {
+            if self.step() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Reads a part of a directory, or enters or leaves one; returns whether the end was reached.
+    fn step(&mut self) -> bool {
+        let Some(level) = self.levels.last_mut() else {
+            return true;
+        };
+        if let Some(name) = level.left.pop() {
+            self.enter(&name);
+            return false;
+        }
+        if !level.is_read {
+            self.read();
+            return false;
+        }
+        self.levels.pop();
+        let Some(above) = self.levels.last() else {
+            return true;
+        };
+        // A directory that was moved has another parent: the walk ends, and the next one sees the rest.
+        let parent = openat(self.here.as_fd(), "..", flags(), Mode::empty());
+        match parent.and_then(|parent| Ok((fstat(&parent)?, parent))) {
+            Ok((stat, parent)) if identity(&stat) == above.identity => {
+                self.here = parent;
+                false
+            }
+            _ => {
+                self.levels.clear();
+                true
+            }
+        }
+    }
+
+    /// Enters a directory, unless it is gone or was replaced.
+    fn enter(&mut self, name: &CString) {
+        if let Ok(below) = openat(self.here.as_fd(), name, flags(), Mode::empty())
+            && let Ok(stat) = fstat(&below)
+            && stat.st_dev == self.device
+        {
+            self.levels.push(Level::new(&stat));
+            self.here = below;
+        }
+    }
+
+    /// Counts some entries of the directory.
+    fn read(&mut self) {
+        let names = if self.levels.len() > DEEP { 1 } else { NAMES };
+        let Some(level) = self.levels.last_mut() else {
+            return;
+        };
+        level.is_read = true;
+        if seek(&self.here, SeekFrom::Start(level.position)).is_err() {
+            return;
+        }
+        let mut buffer = Vec::with_capacity(BUFFER);
+        let mut entries = RawDir::new(&self.here, buffer.spare_capacity_mut());
+        while let Some(Ok(entry)) = entries.next() {
+            level.position = entry.next_entry_cookie();
+            let name = entry.file_name();
+            if name != c"."
+                && name != c".."
+                && let Ok(stat) = statat(&self.here, name, AtFlags::SYMLINK_NOFOLLOW)
+                && stat.st_dev == self.device
+            {
+                if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+                    level.left.push(name.to_owned());
+                }
+                let counted = count(&stat, &mut self.linked);
+                self.sum = self.sum + counted;
+            }
+            if entries.is_buffer_empty() || level.left.len() >= names {
+                level.is_read = false;
+                return;
+            }
+        }
+    }
+}
+
+impl Level {
+    fn new(stat: &Stat) -> Self {
+        Self {
+            identity: identity(stat),
+            left: Vec::new(),
+            position: 0,
+            is_read: false,
+        }
+    }
+}
+
+/// What an entry counts. Beyond the limit of remembered files, each name of a file counts a part of it.
+fn count(stat: &Stat, linked: &mut HashSet<(u64, u64)>) -> DiskUsage {
+    let mut bytes = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+    let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+    let names = u64::from(stat.st_nlink);
+    if !is_dir && names > 1 {
+        if linked.contains(&identity(stat)) {
+            return DiskUsage::default();
+        }
+        if linked.len() < LINKED {
+            linked.insert(identity(stat));
+        } else {
+            bytes /= names;
+        }
+    }
+    DiskUsage { bytes, inodes: 1 }
 }
 
 fn identity(stat: &Stat) -> (u64, u64) {
@@ -155,5 +261,27 @@ mod tests {
         let wanted = OFlags::CREATE | OFlags::WRONLY;
         openat(&here, "last", wanted, Mode::RWXU).unwrap();
         assert_eq!(DiskUsage::measure(dir.path()).unwrap().inodes, 301);
+    }
+
+    #[test]
+    fn directories_with_many_entries_are_counted_once_and_whole_though_little_is_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        for number in 0..3 * NAMES {
+            let below = dir.path().join(format!("directory-{number:0>100}"));
+            fs::create_dir(&below).unwrap();
+            fs::write(below.join("file"), "").unwrap();
+            fs::write(dir.path().join(format!("file-{number:0>100}")), "").unwrap();
+        }
+        let mut walk = Walk::begin(dir.path()).unwrap();
+        assert!(!walk.advance(Instant::now()), "no time");
+        assert_eq!(walk.sum(), DiskUsage::default());
+        let (mut steps, mut most) = (0, 0);
+        while !walk.step() {
+            steps += 1;
+            let names = walk.levels.iter().map(|level| level.left.len());
+            most = most.max(names.sum::<usize>());
+        }
+        assert_eq!(walk.sum().inodes, 9 * NAMES as u64);
+        assert!(most <= NAMES && steps > NAMES, "{most} {steps}");
     }
 }

@@ -11,10 +11,12 @@ pub mod disk_usage;
 pub mod exposition;
 pub mod percent;
 pub mod resolve;
+pub mod tree_usage;
 pub mod version;
 
 pub use backoff::Backoff;
 pub use blocking::Blocking;
 pub use clock::{Clock, FakeClock, SystemClock};
 pub use disk_usage::DiskUsage;
+pub use tree_usage::{Freshness, TreeUsage, Walks};
 pub use version::Version;

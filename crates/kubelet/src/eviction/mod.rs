@@ -47,6 +47,8 @@ const INTERVAL: Duration = Duration::from_secs(2);
 const STORAGE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long an evicted pod may take to end before the next one is evicted.
 const EVICTION_DEADLINE: Duration = Duration::from_secs(30);
+/// How long the statistics of the pods may take.
+const STATISTICS_DEADLINE: Duration = Duration::from_secs(10);
 /// The grace period of hard evictions, in seconds.
 const IMMEDIATE: i64 = 1;
 
@@ -109,7 +111,7 @@ impl Manager {
             && pods.iter().any(|seen| storage::has_limits(&seen.pod))
         {
             self.storage_seen = Some(now);
-            let summary = core.stats.summary(core, STORAGE_INTERVAL).await;
+            let summary = summary(core, STORAGE_INTERVAL).await;
             if evict_beyond_limits(core, &pods, &summary, layout).await {
                 return;
             }
@@ -129,7 +131,7 @@ impl Manager {
             return;
         }
         // Without the runtime's statistics pods are ranked by priority alone.
-        let summary = core.stats.summary(core, INTERVAL / 2).await;
+        let summary = summary(core, INTERVAL / 2).await;
         let stats = |pod: &Pod| {
             let counted = layout.counted(threshold.signal);
             usage(pod, stats_of(&summary, pod), counted)
@@ -186,6 +188,12 @@ impl Manager {
             self.leaving = Some((first.uid.clone(), core.now() + wait));
         }
     }
+}
+
+/// The statistics of the pods; none if the runtime does not answer in time.
+async fn summary(core: &Core, max_age: Duration) -> Arc<Summary> {
+    let measured = tokio::time::timeout(STATISTICS_DEADLINE, core.stats.summary(core, max_age));
+    measured.await.unwrap_or_default()
 }
 
 /// Pods that have not ended.

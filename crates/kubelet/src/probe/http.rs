@@ -259,7 +259,10 @@ fn tls_error(error: &std::io::Error) -> String {
     let inner = error.get_ref();
     let inner = inner.and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match inner {
-        Some(rustls::Error::InvalidMessage(_)) => NO_TLS.to_owned(),
+        // The first byte of plain HTTP is no type of a TLS record.
+        Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)) => {
+            NO_TLS.to_owned()
+        }
         _ => error.to_string(),
     }
 }

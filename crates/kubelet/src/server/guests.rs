@@ -28,18 +28,36 @@ impl UnauthorizedConnections {
         *count += 1;
         let counts = self.counts.clone();
         let place = AddressSlot { counts, address };
-        Some(UnauthorizedConnection(Arc::new(Mutex::new(Some(place)))))
+        Some(UnauthorizedConnection(Arc::new(Guest {
+            slot: Mutex::new(Some(place)),
+            turn: tokio::sync::Mutex::default(),
+        })))
     }
 }
 
 /// A connection that counts until a request was authorized or it is closed.
 #[derive(Clone)]
-pub(super) struct UnauthorizedConnection(Arc<Mutex<Option<AddressSlot>>>);
+pub(super) struct UnauthorizedConnection(Arc<Guest>);
+
+struct Guest {
+    slot: Mutex<Option<AddressSlot>>,
+    /// Held while a request is authenticated and authorized.
+    turn: tokio::sync::Mutex<()>,
+}
 
 impl UnauthorizedConnection {
     /// A request was authorized: the connection no longer counts and has no time limit.
     pub(super) fn welcome(&self) {
-        self.0.lock().take();
+        self.0.slot.lock().take();
+    }
+
+    /// Waits until no other request of the connection is being authorized; at once after one was. Requests with guessed
+    /// tokens do not fill the queue in front of others.
+    pub(super) async fn turn(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        if self.0.slot.lock().is_none() {
+            return None;
+        }
+        Some(self.0.turn.lock().await)
     }
 
     /// Returns when the time is over without an authorized request.
@@ -49,7 +67,7 @@ impl UnauthorizedConnection {
 
     async fn expired_after(&self, patience: Duration) {
         tokio::time::sleep(patience).await;
-        if self.0.lock().is_none() {
+        if self.0.slot.lock().is_none() {
             std::future::pending().await
         }
     }
@@ -94,6 +112,21 @@ mod tests {
         assert!(guests.enter(one).is_some());
         drop((all, next));
         assert!(guests.counts.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn requests_take_turns_until_one_is_authorized() {
+        let guests = UnauthorizedConnections::default();
+        let one = guests.enter(IpAddr::from([10, 0, 0, 1])).unwrap();
+        let first = one.turn().await;
+        let second = one.clone();
+        let mut waits = Box::pin(second.turn());
+        assert!(futures::poll!(&mut waits).is_pending());
+        drop(first);
+        assert!(waits.await.is_some());
+        let _held = one.turn().await;
+        one.welcome();
+        assert!(one.turn().await.is_none());
     }
 
     #[tokio::test]

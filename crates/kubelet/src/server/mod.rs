@@ -240,7 +240,9 @@ async fn handle(
     request: Request<Incoming>,
 ) -> Response<Body> {
     let ask = KubeletRequest::new(&request);
+    let turn = guest.turn().await;
     let admitted = core.auth.admit(certificate, request.headers(), &ask).await;
+    drop(turn);
     if let Err(refused) = admitted {
         return *refused;
     }

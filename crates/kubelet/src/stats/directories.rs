@@ -1,5 +1,5 @@
-//! Disk usage of directories, cached: a tree that takes long to walk is walked rarely, so that a
-//! pod with millions of files costs no more than others.
+//! Disk usage of directories, cached: a tree that takes long to walk is walked rarely and in the background, so that a
+//! pod with millions of files costs no more than others and holds up nothing.
 
 use std::{
     collections::HashMap,
@@ -9,46 +9,27 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use stdx::DiskUsage;
+use stdx::{DiskUsage, Freshness, TreeUsage, Walks};
 
-/// The minimum time that a measurement is cached.
-const FRESH: Duration = Duration::from_secs(5);
-/// A measurement is cached this many times longer than it took.
-const FACTOR: u32 = 50;
-
-#[derive(Clone, Copy)]
-struct Measured {
-    usage: DiskUsage,
-    at: Instant,
-    took: Duration,
-}
+const FRESHNESS: Freshness = Freshness {
+    at_least: Duration::from_secs(5),
+    times_walk: 50,
+};
 
 /// The last measurements, by owner and directory.
 #[derive(Clone, Default)]
 pub struct Directories {
     /// Guards the map only.
-    known: Arc<Mutex<HashMap<(String, PathBuf), Measured>>>,
+    known: Arc<Mutex<HashMap<(String, PathBuf), TreeUsage>>>,
+    walks: Walks,
 }
 
 impl Directories {
-    /// The disk usage of a directory, possibly cached. Blocks while it is measured.
-    pub fn usage(&self, owner: &str, dir: &Path) -> DiskUsage {
+    /// The disk usage of a directory, possibly cached. Blocks while it is measured, but not after `until`.
+    pub fn usage(&self, owner: &str, dir: &Path, until: Instant) -> DiskUsage {
         let key = (owner.to_owned(), dir.to_path_buf());
-        let known = self.known.lock().get(&key).copied();
-        if let Some(known) = known
-            && known.at.elapsed() < FRESH.max(known.took * FACTOR)
-        {
-            return known.usage;
-        }
-        let begin = Instant::now();
-        let usage = DiskUsage::measure(dir).unwrap_or_default();
-        let measured = Measured {
-            usage,
-            at: Instant::now(),
-            took: begin.elapsed(),
-        };
-        self.known.lock().insert(key, measured);
-        usage
+        let tree = self.known.lock().entry(key).or_default().clone();
+        tree.get(dir, FRESHNESS, &self.walks, until)
     }
 
     /// Drops measurements of other owners.
@@ -65,11 +46,15 @@ mod tests {
     fn a_measurement_is_cached_for_a_while() {
         let dir = tempfile::tempdir().unwrap();
         let directories = Directories::default();
+        let inodes = |dir: &Path| {
+            let until = Instant::now() + Duration::from_secs(60);
+            directories.usage("pod", dir, until).inodes
+        };
         std::fs::write(dir.path().join("a"), "x").unwrap();
-        assert_eq!(directories.usage("pod", dir.path()).inodes, 1);
+        assert_eq!(inodes(dir.path()), 1);
         std::fs::write(dir.path().join("b"), "x").unwrap();
-        assert_eq!(directories.usage("pod", dir.path()).inodes, 1);
+        assert_eq!(inodes(dir.path()), 1);
         directories.retain(|owner| owner != "pod");
-        assert_eq!(directories.usage("pod", dir.path()).inodes, 2);
+        assert_eq!(inodes(dir.path()), 2);
     }
 }

@@ -1,6 +1,10 @@
 //! The node's own statistics, from /proc and statfs.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use cri::v1;
 use jiff::Timestamp;
@@ -12,6 +16,9 @@ use super::{
     NodeStats, Packets, Provider, PsiData, PsiStats, RlimitStats, RuntimeStats, SwapStats,
 };
 use crate::core::Core;
+
+/// How long the runtime is asked for its file systems.
+const RUNTIME_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The statistics of the node without its network.
 pub(super) async fn node(core: &Core, provider: &Provider, now: Timestamp) -> NodeStats {
@@ -46,7 +53,7 @@ pub(super) async fn node(core: &Core, provider: &Provider, now: Timestamp) -> No
             psi: pressure(PressureResource::Memory),
         }),
         network: None,
-        runtime: runtime_file_systems(core, &nodefs, now).await,
+        runtime: runtime_file_systems(core, provider, &nodefs, now).await,
         fs: Some(nodefs),
         rlimit: Some(processes(now)),
         swap: Some(SwapStats {
@@ -224,26 +231,44 @@ pub(super) fn file_system(path: &Path, now: Timestamp) -> FsStats {
 }
 
 /// The runtime's file systems of images and containers, with their usage.
-async fn runtime_file_systems(core: &Core, nodefs: &FsStats, now: Timestamp) -> RuntimeStats {
+/// Asks the runtime, but not for long: without an answer the file systems that it has named before count, so that
+/// eviction goes on.
+async fn runtime_file_systems(
+    core: &Core,
+    provider: &Provider,
+    nodefs: &FsStats,
+    now: Timestamp,
+) -> RuntimeStats {
     let mut images = core.runtime.client.clone().images;
-    let answer = images.image_fs_info(v1::ImageFsInfoRequest {}).await;
-    let Ok(answer) = answer.map(tonic::Response::into_inner) else {
+    let request = images.image_fs_info(v1::ImageFsInfoRequest {});
+    let answer = tokio::time::timeout(RUNTIME_PATIENCE, request).await;
+    let Ok(Ok(answer)) = answer.map(|answer| answer.map(tonic::Response::into_inner)) else {
+        let places = provider.places.lock().clone();
+        let known = places.map(|place| match place {
+            Some(place) => file_system(&place, now),
+            None => nodefs.clone(),
+        });
+        let [image_fs, container_fs] = known.map(Some);
         return RuntimeStats {
-            image_fs: Some(nodefs.clone()),
-            container_fs: Some(nodefs.clone()),
+            image_fs,
+            container_fs,
         };
     };
     let of = |list: &[v1::FilesystemUsage]| {
         let usage = list.first()?;
-        let place = usage.fs_id.as_ref().map(|id| id.mountpoint.clone())?;
-        let mut stats = file_system(Path::new(&place), now);
+        let place = PathBuf::from(&usage.fs_id.as_ref()?.mountpoint);
+        let mut stats = file_system(&place, now);
         stats.used_bytes = usage.used_bytes.map(|v| v.value);
         stats.inodes_used = usage.inodes_used.map(|v| v.value);
-        Some(stats)
+        Some((place, stats))
     };
+    let images = of(&answer.image_filesystems);
+    let containers = of(&answer.container_filesystems).or_else(|| images.clone());
+    let place = |found: &Option<(PathBuf, FsStats)>| found.as_ref().map(|(place, _)| place.clone());
+    *provider.places.lock() = [place(&images), place(&containers)];
     RuntimeStats {
-        image_fs: of(&answer.image_filesystems).or_else(|| Some(nodefs.clone())),
-        container_fs: of(&answer.container_filesystems).or_else(|| of(&answer.image_filesystems)),
+        image_fs: Some(images.map_or_else(|| nodefs.clone(), |(_, stats)| stats)),
+        container_fs: containers.map(|(_, stats)| stats),
     }
 }
 

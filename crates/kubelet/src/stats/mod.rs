@@ -291,6 +291,8 @@ pub struct Provider {
     /// The last cpu times, by owner.
     samples: Mutex<HashMap<String, Sample>>,
     pub directories: Directories,
+    /// Where the runtime has images and containers.
+    places: Mutex<[Option<std::path::PathBuf>; 2]>,
 }
 
 #[derive(Clone, Copy)]
@@ -328,9 +330,10 @@ impl Provider {
 
     /// CPU time and memory, at most `max_age` old. Does not measure directories.
     pub async fn processor_and_memory(&self, core: &Core, max_age: Duration) -> Arc<Summary> {
-        let last = self.last.lock().await;
         let now = core.now();
-        if let Some((at, summary)) = &*last
+        // A measurement of everything is not waited for.
+        if let Ok(last) = self.last.try_lock()
+            && let Some((at, summary)) = &*last
             && now - max_age <= *at
         {
             return summary.clone();

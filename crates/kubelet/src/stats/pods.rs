@@ -1,6 +1,10 @@
 //! Statistics of pods: the runtime's measurements, volumes and logs.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use cri::v1;
 use jiff::Timestamp;
@@ -23,6 +27,9 @@ use crate::{
     pod::spec,
     registry::PublishedPod,
 };
+
+/// How long the directories of all pods are measured for one request.
+const PATIENCE: Duration = Duration::from_millis(200);
 
 pub(super) async fn all(
     core: &Core,
@@ -56,6 +63,7 @@ pub(super) async fn all(
         directories: provider.directories.clone(),
         root_dir: core.config.root_dir.clone(),
         logs_dir: core.config.pod_logs_dir.clone(),
+        until: Instant::now() + PATIENCE,
         now,
     };
     let done = tokio::task::spawn_blocking(move || {
@@ -322,27 +330,43 @@ struct Walk {
     directories: Directories,
     root_dir: std::path::PathBuf,
     logs_dir: std::path::PathBuf,
+    /// When trees that are not measured yet count with their last known usage.
+    until: Instant,
     now: Timestamp,
 }
 
 impl Walk {
+    fn used(&self, uid: &str, dir: &Path) -> DiskUsage {
+        self.directories.usage(uid, dir, self.until)
+    }
+
+    fn own_files(&self, uid: &str, path: &Path) -> DiskUsage {
+        use std::os::unix::fs::MetadataExt;
+        match std::fs::symlink_metadata(path) {
+            Ok(meta) if meta.is_dir() => self.used(uid, path),
+            Ok(meta) => DiskUsage {
+                bytes: meta.blocks() * 512,
+                inodes: 1,
+            },
+            Err(_) => DiskUsage::default(),
+        }
+    }
+
     fn measure(&self, stats: &mut PodStats, pod: &Pod) {
         let uid = stats.pod_ref.uid.clone();
         let nodefs = host::file_system(&self.root_dir, self.now);
         let logs = log_directory(&self.logs_dir.to_string_lossy(), pod);
         let mut total = DiskUsage::default();
         for container in &mut stats.containers {
-            let used = self
-                .directories
-                .usage(&uid, &Path::new(&logs).join(&container.name));
+            let used = self.used(&uid, &Path::new(&logs).join(&container.name));
             container.logs = Some(taken(&nodefs, used));
         }
         // Logs of ended containers count, too.
-        total = total + self.directories.usage(&uid, Path::new(&logs));
+        total = total + self.used(&uid, Path::new(&logs));
         let dir = self.root_dir.join("pods").join(&uid);
         // The hosts file and termination messages.
         for own in ["etc-hosts", "containers"] {
-            total = total + own_files(&self.directories, &uid, &dir.join(own));
+            total = total + self.own_files(&uid, &dir.join(own));
         }
         for volume in spec::spec(pod).volumes.iter().flatten() {
             let Some(stats_of) = self.volume(&uid, &dir, volume, &nodefs) else {
@@ -383,7 +407,7 @@ impl Walk {
             // A hostPath volume's files are not the pod's.
             return None;
         } else {
-            taken(nodefs, self.directories.usage(uid, &dir))
+            taken(nodefs, self.used(uid, &dir))
         };
         Some(VolumeStats {
             fs,
@@ -392,18 +416,6 @@ impl Walk {
             pvc_ref: None,
             volume_health_stats: None,
         })
-    }
-}
-
-fn own_files(directories: &Directories, uid: &str, path: &Path) -> DiskUsage {
-    use std::os::unix::fs::MetadataExt;
-    match std::fs::symlink_metadata(path) {
-        Ok(meta) if meta.is_dir() => directories.usage(uid, path),
-        Ok(meta) => DiskUsage {
-            bytes: meta.blocks() * 512,
-            inodes: 1,
-        },
-        Err(_) => DiskUsage::default(),
     }
 }
 

@@ -133,7 +133,7 @@ impl Engine {
             status: watch::Sender::new(status),
             limits: parking_lot::Mutex::default(),
             dir,
-            written: Measured::default(),
+            measured: Measured::default(),
             changing: tokio::sync::Mutex::default(),
         }))
     }

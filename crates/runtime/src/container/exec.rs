@@ -8,11 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    io::AsyncReadExt,
-    net::unix::pipe,
-    sync::{Semaphore, oneshot},
-};
+use tokio::{io::AsyncReadExt, net::unix::pipe, sync::Semaphore};
 use tracing::debug;
 
 use super::Container;
@@ -21,7 +17,7 @@ use crate::{
     engine::Engine,
     error::{Error, Result},
     id,
-    sandbox::Sandbox,
+    sandbox::{ExpectedExit, Sandbox},
     shim::{
         ExecStdio,
         protocol::{Call, Exec, Exit},
@@ -58,8 +54,7 @@ pub(crate) struct ExecOutput {
 /// A running command.
 pub(crate) struct Process {
     sandbox: Arc<Sandbox>,
-    exec: String,
-    exit: oneshot::Receiver<Exit>,
+    expected: ExpectedExit,
     /// Its terminal, if it has one.
     pub terminal: Option<OwnedFd>,
 }
@@ -67,7 +62,7 @@ pub(crate) struct Process {
 impl Process {
     /// Waits until it has ended.
     pub(crate) async fn exit(&mut self) -> Result<Exit> {
-        (&mut self.exit)
+        (&mut self.expected.exit)
             .await
             .map_err(|_| Error::ShimGone(self.sandbox.id.clone()))
     }
@@ -75,7 +70,7 @@ impl Process {
     /// Kills it.
     pub(crate) async fn kill(&self) -> Result<()> {
         let call = Call::SignalExec {
-            exec: self.exec.clone(),
+            exec: self.expected.id.clone(),
             signal: libc::SIGKILL,
         };
         self.sandbox.shim()?.ask(call).await
@@ -116,7 +111,7 @@ impl Engine {
             process: process.clone(),
             tty: stdio.is_none(),
         });
-        let exit = sandbox.expect_exec(&exec);
+        let expected = sandbox.execs.expect(&exec);
         let fds = stdio.as_ref().map(ExecStdio::raw);
         match shim
             .call(call, fds.as_ref().map_or(&[], |fds| fds.as_slice()))
@@ -124,8 +119,7 @@ impl Engine {
         {
             Ok((_, terminal)) => Ok(Process {
                 sandbox,
-                exec,
-                exit,
+                expected,
                 terminal,
             }),
             Err(error) => {

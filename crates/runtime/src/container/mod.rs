@@ -24,7 +24,7 @@ use crate::{
     disk,
     error::Result,
     shim::protocol::{EXIT_FILE, Exit},
-    snapshot::{self, Measured, Size},
+    snapshot::{Measured, Size, Sizing},
     spec::Identity,
 };
 
@@ -41,8 +41,8 @@ pub(crate) struct Container {
     dir: PathBuf,
     /// Resources after the last update, if there was one.
     limits: Mutex<Option<LinuxContainerResources>>,
-    /// The usage of its writable layer.
-    written: Measured,
+    /// Its disk usage.
+    measured: Measured,
     /// Held while the container is started, changed or removed.
     changing: tokio::sync::Mutex<()>,
 }
@@ -145,8 +145,13 @@ impl Container {
     }
 
     /// The usage of its writable layer, possibly cached.
-    pub(crate) fn written(&self) -> Size {
-        self.written.get(|| snapshot::written(&self.dir))
+    pub(crate) fn written(&self, sizing: &Sizing) -> Size {
+        self.measured.written(&self.dir, sizing)
+    }
+
+    /// Everything that it uses on the node's disk, possibly cached.
+    pub(crate) fn taken(&self, sizing: &Sizing) -> Size {
+        self.measured.taken(&self.dir, sizing)
     }
 
     /// Its status now.
@@ -232,7 +237,7 @@ impl Container {
             status: watch::Sender::new(status),
             limits: Mutex::new(disk::load_message(&dir.join(update::FILE)).ok()),
             dir,
-            written: Measured::default(),
+            measured: Measured::default(),
             changing: tokio::sync::Mutex::default(),
         }))
     }

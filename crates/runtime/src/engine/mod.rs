@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 use cri::v1::ContainerEventResponse;
 use lifecycle::Context;
 use parking_lot::{Mutex, RwLock};
-use stdx::Blocking;
+use stdx::{Blocking, TreeUsage, Walks};
 use tokio::sync::{Semaphore, broadcast, oneshot};
 
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
     reexec::Program,
     sandbox::Sandbox,
     shim,
-    snapshot::{Measured, Snapshots},
+    snapshot::Snapshots,
     streams::Streams,
 };
 
@@ -55,9 +55,12 @@ pub(crate) struct Engine {
     pub(crate) exec_output: Semaphore,
     /// The lowest `oom_score_adj` that this process may set, if it is limited.
     pub(crate) lowest_oom_score: Option<i32>,
-    /// The disk usage of images and containers.
-    pub(crate) images_size: Measured,
-    pub(crate) containers_size: Measured,
+    /// The disk usage of blobs and layers.
+    pub(crate) images_size: [TreeUsage; 2],
+    /// Walks through trees that take long.
+    pub(crate) walks: Walks,
+    /// How many threads enter network namespaces at a time for port-forwards.
+    pub(crate) entering: Semaphore,
 }
 
 impl Engine {
@@ -88,8 +91,9 @@ impl Engine {
             announcing: Mutex::default(),
             exec_output: Semaphore::new(ALL_OUTPUT),
             lowest_oom_score: lowest_oom_score(),
-            images_size: Measured::default(),
-            containers_size: Measured::default(),
+            images_size: Default::default(),
+            walks: Walks::default(),
+            entering: Semaphore::new(BLOCKING),
             config,
         });
         engine.reattach().await?;
@@ -178,7 +182,7 @@ impl Engine {
 
     fn noticed(self: &Arc<Self>, sandbox: &Sandbox, notice: shim::Notice) {
         match notice {
-            shim::Notice::ExecExited { exec, exit } => sandbox.settle_exec(&exec, exit),
+            shim::Notice::ExecExited { exec, exit } => sandbox.execs.ended(&exec, exit),
             shim::Notice::Exited { container, exit } => {
                 let Ok(container) = self.container(&container) else {
                     return;

@@ -1,13 +1,13 @@
 //! Pod sandboxes: the namespaces, files and network that a pod's containers share, and the shim
 //! that holds them. A sandbox has no process unless its containers share a PID namespace.
 
+mod execs;
 mod files;
 mod run;
 mod status;
 mod stop;
 
 use std::{
-    collections::HashMap,
     net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -16,19 +16,18 @@ use std::{
 use cri::v1::{NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxState};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::oneshot;
 
 use crate::{
     config::Config,
     disk,
     error::{Error, Result},
-    shim::{
-        self,
-        protocol::{Exit, Pins},
-    },
+    shim::{self, protocol::Pins},
     snapshot::Size,
     spec::PodFiles,
 };
+
+use execs::Execs;
+pub(crate) use execs::ExpectedExit;
 
 /// One sandbox.
 pub(crate) struct Sandbox {
@@ -43,8 +42,8 @@ pub(crate) struct Sandbox {
     state: Mutex<State>,
     /// The connection to its shim.
     shim: Mutex<Option<shim::Client>>,
-    /// Receivers of the exits of exec processes, by id.
-    execs: Mutex<HashMap<String, oneshot::Sender<Exit>>>,
+    /// Exec processes whose exits are waited for.
+    pub(crate) execs: Execs,
     /// Held while the sandbox is stopped or removed.
     pub(crate) changing: tokio::sync::Mutex<()>,
 }
@@ -153,7 +152,7 @@ impl Sandbox {
     pub(crate) fn set_shim(&self, client: Option<shim::Client>) {
         *self.shim.lock() = client;
         if self.shim.lock().is_none() {
-            self.execs.lock().clear();
+            self.execs.give_up();
         }
     }
 
@@ -199,20 +198,6 @@ impl Sandbox {
         files::size(&self.paths)
     }
 
-    /// Registers a receiver for the exit of an exec process.
-    pub(crate) fn expect_exec(&self, exec: &str) -> oneshot::Receiver<Exit> {
-        let (sender, receiver) = oneshot::channel();
-        self.execs.lock().insert(exec.to_owned(), sender);
-        receiver
-    }
-
-    /// Delivers the exit of an exec process.
-    pub(crate) fn settle_exec(&self, exec: &str, exit: Exit) {
-        if let Some(sender) = self.execs.lock().remove(exec) {
-            let _ = sender.send(exit);
-        }
-    }
-
     /// Loads a sandbox that an earlier daemon created.
     pub(crate) fn load(config: &Config, id: &str) -> Result<Arc<Self>> {
         let paths = Paths::new(config, id);
@@ -224,7 +209,7 @@ impl Sandbox {
             paths,
             state: Mutex::new(state),
             shim: Mutex::default(),
-            execs: Mutex::default(),
+            execs: Execs::default(),
             changing: tokio::sync::Mutex::default(),
         }))
     }

@@ -7,7 +7,7 @@ use cri::v1::{PodSandboxConfig, PortMapping, Protocol};
 use network::{AttachRequest, DnsSettings};
 use parking_lot::Mutex;
 
-use super::{Facts, Paths, Phase, Sandbox, State, files, namespace_options, pins};
+use super::{Execs, Facts, Paths, Phase, Sandbox, State, files, namespace_options, pins};
 use crate::{
     disk,
     engine::Engine,
@@ -87,7 +87,7 @@ impl Engine {
             paths,
             state: Mutex::new(state),
             shim: Mutex::default(),
-            execs: Mutex::default(),
+            execs: Execs::default(),
             changing: tokio::sync::Mutex::default(),
         })
     }

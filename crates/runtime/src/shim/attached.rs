@@ -11,6 +11,9 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 /// The maximum backlog of a client.
 const MAX_PENDING: usize = 1 << 20;
 
+/// The maximum number of clients of a container: each may have a backlog in memory.
+pub(super) const MAX_ATTACHED: usize = 32;
+
 /// One attached client.
 #[derive(Default)]
 pub(super) struct Attached {

@@ -1,9 +1,9 @@
 //! Handles the daemon's calls.
 
-use std::io;
+use std::{io, os::fd::AsFd};
 
 use super::{
-    attached::{Attached, Sink},
+    attached::{Attached, MAX_ATTACHED, Sink, set_nonblocking},
     held::Container,
     protocol::{Answer, Call, HeldContainer, VERSION},
     serve::Shim,
@@ -122,9 +122,16 @@ impl Shim {
             }
         }
         let [stdin, stdout, stderr] = fds;
+        // Events of one wait may be handled for another client: a read must not wait for input.
+        if let Some(stdin) = &stdin {
+            set_nonblocking(stdin.as_fd())?;
+        }
         let container = self.held(id)?;
         if container.exit.is_some() {
             return Err(io::Error::other("the container has ended"));
+        }
+        if container.attached.len() >= MAX_ATTACHED {
+            return Err(io::Error::other("too many clients are attached"));
         }
         container.attached.push(Attached {
             stdin,

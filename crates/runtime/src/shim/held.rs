@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use nix::errno::Errno;
+
 use super::{
     attached::{Attached, Sink, set_nonblocking},
     log::{Log, Stream},
@@ -174,6 +176,7 @@ impl Container {
         };
         let mut buffer = [0; 16 * 1024];
         match nix::unistd::read(source.as_fd(), &mut buffer) {
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
             Ok(0) | Err(_) => {
                 let left = &mut self.attached[client];
                 left.stdin = None;
@@ -270,4 +273,31 @@ impl Container {
 fn readable(fd: OwnedFd) -> io::Result<File> {
     set_nonblocking(fd.as_fd())?;
     Ok(fd.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_without_input_is_not_waited_for_and_one_that_has_ended_is_noticed() {
+        let run = serde_json::json!({"container": "c", "bundle": "/", "oci_root": "/", "cgroup": "",
+            "kill_cgroup": false, "tty": false, "stdin": true, "stdin_once": true});
+        let (mut container, _ends) =
+            Container::prepare(serde_json::from_value(run).unwrap()).unwrap();
+        let (stdin, client) = io::pipe().unwrap();
+        let stdin = OwnedFd::from(stdin);
+        set_nonblocking(stdin.as_fd()).unwrap();
+        container.attached.push(Attached {
+            stdin: Some(stdin),
+            ..Attached::default()
+        });
+        // The index of a client that has left.
+        container.pump_input(1);
+        container.pump_input(0);
+        assert!(container.attached[0].stdin.is_some());
+        drop(client);
+        container.pump_input(0);
+        assert!(container.attached[0].stdin.is_none() && container.stdin.is_none());
+    }
 }

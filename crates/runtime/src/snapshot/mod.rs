@@ -10,7 +10,8 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-pub(crate) use size::{Measured, Size, size};
+pub(crate) use size::{Size, Sizing, size};
+use stdx::TreeUsage;
 
 use crate::{
     disk,
@@ -78,22 +79,35 @@ impl Snapshots {
     }
 }
 
-/// The usage of a container's writable layer.
-pub(crate) fn written(dir: &Path) -> Size {
-    let upper = dir.join("upper");
-    if upper.is_dir() {
-        return size(&upper);
-    }
-    let base: Size = disk::load(&dir.join(BASE)).unwrap_or_default();
-    size(&dir.join("rootfs")).beyond(base)
+/// The measured parts of a container's directory.
+#[derive(Debug, Default)]
+pub(crate) struct Measured {
+    /// The writable layer, or a copy of the image with it.
+    layer: TreeUsage,
+    /// Copies of mounted images.
+    images: TreeUsage,
 }
 
-/// Everything that a container uses on the node's disk, mounted or not.
-pub(crate) fn taken(dir: &Path) -> Size {
-    if dir.join("upper").is_dir() {
-        return size(&dir.join("upper"));
+impl Measured {
+    /// The usage of the container's writable layer.
+    pub(crate) fn written(&self, dir: &Path, sizing: &Sizing) -> Size {
+        let upper = dir.join("upper");
+        if upper.is_dir() {
+            return sizing.of(&self.layer, &upper);
+        }
+        let base: Size = disk::load(&dir.join(BASE)).unwrap_or_default();
+        sizing.of(&self.layer, &dir.join("rootfs")).beyond(base)
     }
-    size(&dir.join("rootfs")) + size(&dir.join("images"))
+
+    /// Everything that the container uses on the node's disk, mounted or not.
+    pub(crate) fn taken(&self, dir: &Path, sizing: &Sizing) -> Size {
+        let upper = dir.join("upper");
+        if upper.is_dir() {
+            return sizing.of(&self.layer, &upper);
+        }
+        let images = sizing.of(&self.images, &dir.join("images"));
+        sizing.of(&self.layer, &dir.join("rootfs")) + images
+    }
 }
 
 fn probe(dir: &Path) -> Result<()> {

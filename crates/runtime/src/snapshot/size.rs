@@ -1,4 +1,4 @@
-//! Disk usage of a directory tree.
+//! Disk usage of directory trees.
 
 use std::{
     ops::Add,
@@ -6,9 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use stdx::DiskUsage;
+use stdx::{DiskUsage, Freshness, TreeUsage, Walks};
 
 /// Bytes on disk, and inodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,42 +39,48 @@ impl Add for Size {
     }
 }
 
-/// The cached size of a directory tree. Large trees are measured less often, so that neither many containers nor
-/// millions of files cost the node much time.
-#[derive(Debug, Default)]
-pub(crate) struct Measured {
-    /// Guards the size, the time of the measurement and its duration.
-    last: Mutex<Option<(Size, Instant, Duration)>>,
+impl From<DiskUsage> for Size {
+    fn from(used: DiskUsage) -> Self {
+        Self {
+            bytes: used.bytes,
+            inodes: used.inodes,
+        }
+    }
 }
 
-/// The minimum time for which a size is cached.
-const FRESH: Duration = Duration::from_secs(10);
-/// A size is cached for at least this many times the duration of its measurement.
-const FACTOR: u32 = 100;
+/// Neither many containers nor millions of files cost the node much time.
+const FRESHNESS: Freshness = Freshness {
+    at_least: Duration::from_secs(10),
+    times_walk: 100,
+};
 
-impl Measured {
-    /// The cached size, or a new measurement.
-    pub(crate) fn get(&self, measure: impl FnOnce() -> Size) -> Size {
-        let mut last = self.last.lock();
-        if let Some((size, at, took)) = *last
-            && at.elapsed() < FRESH.max(took * FACTOR)
-        {
-            return size;
+/// How long all trees of one request are measured, before their last known sizes count.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Measures the trees of one request.
+#[derive(Clone)]
+pub(crate) struct Sizing {
+    walks: Walks,
+    until: Instant,
+}
+
+impl Sizing {
+    pub(crate) fn new(walks: &Walks) -> Self {
+        Self {
+            walks: walks.clone(),
+            until: Instant::now() + PATIENCE,
         }
-        let begin = Instant::now();
-        let size = measure();
-        *last = Some((size, Instant::now(), begin.elapsed()));
-        size
+    }
+
+    /// The size of a tree, possibly cached.
+    pub(crate) fn of(&self, tree: &TreeUsage, dir: &Path) -> Size {
+        tree.get(dir, FRESHNESS, &self.walks, self.until).into()
     }
 }
 
 /// Everything below a directory; hard links count once. Zero if it cannot be read.
 pub(crate) fn size(dir: &Path) -> Size {
-    let used = DiskUsage::measure(dir).unwrap_or_default();
-    Size {
-        bytes: used.bytes,
-        inodes: used.inodes,
-    }
+    DiskUsage::measure(dir).unwrap_or_default().into()
 }
 
 #[cfg(test)]
@@ -83,27 +88,6 @@ mod tests {
     use std::fs;
 
     use super::*;
-
-    #[test]
-    fn a_measure_counts_for_a_while_and_longer_if_it_took_long() {
-        let ago = |age, took| Measured {
-            last: Mutex::new(Some((Size::default(), Instant::now() - age, took))),
-        };
-        let quick = Duration::from_millis(1);
-        for (age, took, is_old) in [
-            (FRESH / 2, quick, false),
-            (FRESH, quick, true),
-            (FRESH, FRESH / 20, false),
-            (FRESH * 6, FRESH / 20, true),
-        ] {
-            let mut walked = false;
-            ago(age, took).get(|| {
-                walked = true;
-                Size::default()
-            });
-            assert_eq!(walked, is_old, "{age:?} {took:?}");
-        }
-    }
 
     #[test]
     fn a_file_with_two_names_counts_once() {

@@ -8,7 +8,10 @@ use std::{
 };
 
 use streaming::portforward::{Forward, Pending};
-use tokio::{net::TcpStream, task::JoinSet};
+use tokio::{
+    net::{TcpSocket, TcpStream},
+    task::JoinSet,
+};
 
 use crate::{
     engine::Engine,
@@ -48,20 +51,61 @@ async fn carry(engine: Arc<Engine>, sandbox: String, forward: Forward) {
     }
 }
 
+/// Connects to a port at the pod's loopback. Only making the sockets needs a thread in the pod's network namespace: they
+/// stay in it.
 async fn connect(engine: &Engine, sandbox: &str, port: u16) -> Result<TcpStream> {
     let sandbox = engine.sandbox(sandbox)?;
-    let dial = move || -> io::Result<std::net::TcpStream> {
-        let try_one = |address: SocketAddr| std::net::TcpStream::connect_timeout(&address, CONNECT);
-        let stream = try_one((Ipv4Addr::LOCALHOST, port).into())
-            .or_else(|error| try_one((Ipv6Addr::LOCALHOST, port).into()).map_err(|_| error))?;
-        stream.set_nonblocking(true)?;
-        Ok(stream)
+    let make = || (TcpSocket::new_v4(), TcpSocket::new_v6());
+    let (v4, v6) = match &sandbox.facts.pins.net {
+        Some(netns) => {
+            // The semaphore is never closed.
+            let _turn = engine.entering.acquire().await.ok();
+            network::netns::run(netns, make).await?
+        }
+        None => make(),
     };
-    let stream = match &sandbox.facts.pins.net {
-        Some(netns) => network::netns::run(netns, dial).await?,
-        None => engine.blocking(dial).await?,
+    let stream = match dial(v4, (Ipv4Addr::LOCALHOST, port).into()).await {
+        Err(error) => dial(v6, (Ipv6Addr::LOCALHOST, port).into())
+            .await
+            .map_err(|_| error),
+        connected => connected,
     };
-    stream
-        .and_then(TcpStream::from_std)
-        .map_err(Error::system("connect"))
+    stream.map_err(Error::system("connect"))
+}
+
+async fn dial(socket: io::Result<TcpSocket>, address: SocketAddr) -> io::Result<TcpStream> {
+    match tokio::time::timeout(CONNECT, socket?.connect(address)).await {
+        Ok(connected) => connected,
+        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn threads() -> usize {
+        std::fs::read_dir("/proc/self/task").unwrap().count()
+    }
+
+    #[tokio::test]
+    async fn connections_that_are_not_accepted_wait_without_threads() {
+        let open = || TcpSocket::new_v4();
+        let listener = open().unwrap();
+        listener.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let _listener = listener.listen(1).unwrap();
+        let before = threads();
+        let mut dials = JoinSet::new();
+        for _ in 0..100 {
+            dials.spawn(dial(open(), address));
+        }
+        // The kernel keeps a few connections; the others wait.
+        let connected = dials.join_next().await.unwrap().unwrap();
+        assert!(connected.is_ok());
+        assert!(dials.len() > 50 && threads() <= before + 8, "{}", threads());
+        drop(dials);
+        let closed = dial(open(), (Ipv4Addr::LOCALHOST, 1).into()).await;
+        assert_eq!(closed.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    }
 }
