@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use bytes::Bytes;
 use client::kube::{self, client::Body};
 use futures::{Stream, StreamExt, TryStreamExt};
-use http::{Method, Request, Response, header};
+use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
 use machinery::Status;
 use serde_json::{Value, json};
@@ -21,6 +21,7 @@ use crate::{
     discovery::encode,
     error::{Plain, ServerError},
     json::{list, str_of},
+    kubeconfig::tokens::Tokens,
     request_log::{self, Logged},
     unstructured::Unstructured,
 };
@@ -44,7 +45,7 @@ const AGENT: &str = if cfg!(target_arch = "x86_64") {
     )
 };
 
-/// Longer lines are not an event or a log that anybody reads: memory is bounded.
+/// Longer lines are refused: memory is bounded.
 const MAX_LINE: usize = 256 << 20;
 
 /// Query parameters.
@@ -63,6 +64,8 @@ pub(crate) struct ApiOptions {
     pub timeout: Option<Duration>,
     /// Whether the server may compress its answers.
     pub compression: bool,
+    /// Tokens that expire.
+    pub tokens: Option<Arc<Tokens>>,
 }
 
 /// A request before it is sent.
@@ -370,7 +373,7 @@ impl Api {
         }
         let verbosity = self.options.verbosity;
         request_log::print_body(verbosity, "Request Body", &body);
-        let request = request.body(Body::from(body))?;
+        let mut request = request.body(Body::from(body))?;
         let url = format!("{}{path}", self.options.server.trim_end_matches('/'));
         let logged = Logged {
             verbosity,
@@ -378,6 +381,13 @@ impl Api {
             url: &url,
         };
         logged.print_request(request.headers());
+        let tokens = self.options.tokens.as_deref();
+        if let Some(tokens) = tokens {
+            let authorization = tokens.authorization()?;
+            request
+                .headers_mut()
+                .insert(header::AUTHORIZATION, authorization);
+        }
         let started = Instant::now();
         let sending = self.client.send(request);
         let response = match self.options.timeout {
@@ -400,6 +410,11 @@ impl Api {
             return Ok(response);
         }
         let code = response.status();
+        if let Some(tokens) = tokens
+            && code == StatusCode::UNAUTHORIZED
+        {
+            tokens.refuse();
+        }
         let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
         let bytes = body::read(response).await?;
         request_log::print_body(self.options.verbosity, "Response Body", &bytes);

@@ -68,7 +68,7 @@ pub(crate) struct Global {
     /// Path to the kubeconfig file to use for CLI requests
     #[arg(long, global = true, hide = true, value_name = "FILE", value_parser = any_path())]
     pub kubeconfig: Option<PathBuf>,
-    /// Path to the kuberc file with preferences; "off" ignores it
+    /// Path to the kuberc file with preferences; KUBERC=off in the environment ignores it
     #[arg(long, global = true, hide = true, value_name = "FILE")]
     pub kuberc: Option<String>,
     /// Require server version to match client version

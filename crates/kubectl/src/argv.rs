@@ -1,7 +1,7 @@
 //! Command-line parsing as kubectl's users expect it: `--flag=false`, `--some_flag`, repeated
 //! flags; and kubectl's messages for invalid input.
 
-use std::{ffi::OsString, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::{
     Arg, ArgAction, ArgMatches, Command, CommandFactory,
@@ -9,45 +9,25 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
-use crate::{args::Cli, commands, duration, record};
+use crate::{args::Cli, called::Called, commands, duration, record};
 
-/// Replaces underscores in flag names by dashes, up to `--`.
-pub(crate) fn normal(args: Vec<OsString>) -> Vec<String> {
-    let mut words: Vec<String> = args
-        .into_iter()
-        .map(|word| word.to_string_lossy().into_owned())
-        .collect();
-    let is_binding = words.iter().any(|word| {
-        matches!(
-            word.as_str(),
-            "rolebinding" | "clusterrolebinding" | "subject"
-        )
-    });
-    let is_debug = words.iter().any(|word| word == "debug");
-    for word in words.iter_mut().skip(1) {
-        if word == "--" {
-            break;
-        }
+/// Replaces underscores in flag names by dashes, and names of flags that mean different flags in
+/// different commands by those of the definitions; up to `--`.
+pub(crate) fn normal(root: &Command, words: Vec<String>) -> Vec<String> {
+    let words = renamed(words, |name| name.replace('_', "-"));
+    let called = Called::find(root, &words);
+    renamed(words.clone(), |name| called.own_name(name).to_owned())
+}
+
+fn renamed(mut words: Vec<String>, rename: impl Fn(&str) -> String) -> Vec<String> {
+    let flags = words.iter_mut().skip(1).take_while(|word| *word != "--");
+    for word in flags {
         let Some(flag) = word.strip_prefix("--") else {
             continue;
         };
-        let (name, value) = match flag.split_once('=') {
-            Some((name, value)) => (name, Some(value)),
-            None => (flag, None),
-        };
-        let mut name = name.replace('_', "-");
-        // `--user` names a subject in bindings; the global flag of this name is the kubeconfig's
-        // user.
-        if is_binding && name == "user" {
-            name = "subject-user".to_owned();
-        }
-        // `debug` has a flag of its own of this name.
-        if name == "profile" && !is_debug {
-            name = "global-profile".to_owned();
-        }
-        *word = match value {
-            Some(value) => format!("--{name}={value}"),
-            None => format!("--{name}"),
+        *word = match flag.split_once('=') {
+            Some((name, value)) => format!("--{}={value}", rename(name)),
+            None => format!("--{}", rename(flag)),
         };
     }
     words
@@ -305,7 +285,6 @@ impl<'a> Mistake<'a> {
         let missing = self.context(ContextKind::InvalidArg);
         let hint = self.see_examples();
         match self.path.as_str() {
-            "kubectl attach" => "error: at least 1 argument is required for attach".to_owned(),
             "kubectl cp" => "error: source and destination are required".to_owned(),
             "kubectl port-forward" => {
                 format!("error: TYPE/NAME and list of ports are required for port-forward\n{hint}")
@@ -448,50 +427,18 @@ fn unexpected(path: &str, given: &str) -> String {
 
 /// `kubectl create deployment`: the words that are commands, also behind flags with values.
 fn called(words: &[String]) -> String {
-    let root = as_pflag(record::with_flag(Cli::command()));
-    let mut path = vec!["kubectl".to_owned()];
-    let mut at = &root;
-    let mut words = words.iter().skip(1);
-    while let Some(word) = words.next() {
-        if let Some(flag) = word.strip_prefix('-') {
-            if takes_next_word(&root, at, flag) {
-                words.next();
-            }
-            continue;
-        }
-        let Some(next) = at.find_subcommand(word) else {
-            break;
-        };
-        path.push(next.get_name().to_owned());
-        at = next;
-    }
-    path.join(" ")
-}
-
-/// Whether the next word is the value of a flag, which is given without its first dash.
-fn takes_next_word(root: &Command, command: &Command, flag: &str) -> bool {
-    let takes_value = |is_meant: &dyn Fn(&Arg) -> bool| {
-        let mut known = command.get_arguments().chain(root.get_arguments());
-        known.find(|arg| is_meant(arg)).is_some_and(|arg| {
-            matches!(arg.get_action(), ArgAction::Set | ArgAction::Append)
-                && !arg.is_require_equals_set()
-        })
-    };
-    if let Some(long) = flag.strip_prefix('-') {
-        return takes_value(&|arg| arg.get_long() == Some(long));
-    }
-    // What follows the first letter with a value is its value.
-    let mut letters = flag.char_indices();
-    let first = letters.find(|(_, letter)| takes_value(&|arg| arg.get_short() == Some(*letter)));
-    first.is_some_and(|(at, letter)| at + letter.len_utf8() == flag.len())
+    let root = command();
+    let called = Called::find(&root, words);
+    [&["kubectl"], &called.path[..]].concat().join(" ")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn words(text: &str) -> Vec<OsString> {
-        text.split(' ').map(OsString::from).collect()
+    fn words(text: &str) -> Vec<String> {
+        let words = text.split(' ').map(str::to_owned).collect();
+        normal(&command(), words)
     }
 
     #[test]
@@ -500,23 +447,6 @@ mod tests {
         assert_eq!(suggestions("getpods"), Vec::<String>::new());
         assert_eq!(suggestions("desc"), ["describe"]);
         assert_eq!(distance("kitten", "sitting"), 3);
-    }
-
-    #[test]
-    fn the_command_is_found_behind_flags_and_their_values() {
-        for (line, expected) in [
-            ("kubectl create role", "kubectl create role"),
-            ("kubectl -n default create role", "kubectl create role"),
-            (
-                "kubectl --server get create -ojson role",
-                "kubectl create role",
-            ),
-            ("kubectl -v6 --context=a get --watch pods", "kubectl get"),
-            ("kubectl get -wn top", "kubectl get"),
-            ("kubectl --nope get pods", "kubectl get"),
-        ] {
-            assert_eq!(called(&normal(words(line))), expected, "{line}");
-        }
     }
 
     #[test]
@@ -535,8 +465,11 @@ mod tests {
             "kubectl create rolebinding x --clusterrole=view --user=jane",
             "kubectl create deployment x --image=a --image=b --dry-run=client",
             "kubectl -n x get pods -v=6 --as jane --as-group a --as-group b",
+            "kubectl --user=dev get rolebinding x",
+            "kubectl delete clusterrolebinding x --user dev",
+            "kubectl --profile none get pod debug",
         ] {
-            let parsed = command().try_get_matches_from(normal(words(line)));
+            let parsed = command().try_get_matches_from(words(line));
             assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
         }
         for line in [
@@ -545,7 +478,7 @@ mod tests {
             "kubectl get pods --watch=perhaps",
         ] {
             assert!(
-                command().try_get_matches_from(normal(words(line))).is_err(),
+                command().try_get_matches_from(words(line)).is_err(),
                 "{line}"
             );
         }

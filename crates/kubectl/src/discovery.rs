@@ -1,5 +1,7 @@
 //! Discovery, and resolution of words such as `po`, `deploy` or `deployments.v1.apps` to resources.
 
+mod legacy;
+
 use std::{
     collections::BTreeSet,
     path::PathBuf,
@@ -152,10 +154,11 @@ impl Discovery {
         let mut documents = Vec::new();
         for path in ["/api", "/apis"] {
             let document = self.api.get_as(path, AGGREGATED).await?;
-            if document["kind"] != "APIGroupDiscoveryList" {
-                bail!("the server at {path} does not speak aggregated discovery");
-            }
-            documents.push(document);
+            documents.push(match document["kind"] == "APIGroupDiscoveryList" {
+                true => document,
+                // Servers before 1.26 describe each version by itself.
+                false => legacy::document(&self.api, path, &document).await?,
+            });
         }
         self.keep(&documents);
         let mut stale = self.stale.lock().unwrap_or_else(PoisonError::into_inner);

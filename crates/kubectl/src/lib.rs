@@ -8,6 +8,7 @@ mod api;
 mod args;
 mod argv;
 mod body;
+mod called;
 mod commands;
 mod detach;
 mod discovery;
@@ -45,15 +46,22 @@ pub use reference::page as reference;
 
 /// Runs one command; `args` starts with the program's name.
 pub fn run(args: Vec<OsString>) -> ExitCode {
-    let words = argv::normal(args);
-    let words = match kuberc::apply(words) {
+    let given: Vec<String> = args
+        .into_iter()
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let mut root = argv::command();
+    let normal = argv::normal(&root, given.clone());
+    let words = match kuberc::apply(&root, normal.clone()) {
         Ok(words) => words,
         Err(error) => return error::report(&error),
     };
-    if let Some(code) = commands::plugin::dispatch(&words) {
+    // A plugin gets its flags as they were given. Aliases are not names of plugins.
+    if words == normal
+        && let Some(code) = commands::plugin::dispatch(&given)
+    {
         return code;
     }
-    let mut root = argv::command();
     let parsed = root.try_get_matches_from_mut(&words);
     let cli = parsed.and_then(|matches| {
         let invocation = commands::Invocation {

@@ -28,9 +28,15 @@ pub(crate) async fn read(files: &Files) -> Result<Vec<Manifest>> {
 /// objects. Without validation, what is no object is an error only if it has no kind.
 pub(crate) async fn read_each(files: &Files, is_validated: bool) -> Result<Vec<Result<Manifest>>> {
     let mut found = Vec::new();
+    if files.filename.iter().filter(|name| *name == "-").count() > 1 {
+        bail!("standard input cannot be used for multiple arguments");
+    }
     if let Some(directory) = &files.kustomize {
         if !files.filename.is_empty() {
             bail!("only one of -f or -k can be specified");
+        }
+        if files.recursive {
+            bail!("the -k flag can't be used with -f or -R");
         }
         let source = directory.display().to_string();
         let objects = crate::kustomize::build(directory)?;

@@ -49,6 +49,7 @@ impl Session {
             verbosity: global.request_log_level(),
             timeout: timeout(&global.request_timeout)?,
             compression: !global.disable_compression,
+            tokens: connection.tokens(),
         };
         let api = Api::new(connection.client(false)?, options);
         let discovery = Discovery::new(

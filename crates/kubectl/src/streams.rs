@@ -40,8 +40,9 @@ pub(crate) async fn interactive(
     command: &[String],
     wanted: SessionStreams<'_>,
 ) -> Result<()> {
+    // Without standard input there is no terminal, which upstream does not mention.
     let tty = wanted.tty && wanted.stdin && std::io::stdin().is_terminal();
-    if wanted.tty && !tty && !wanted.quiet {
+    if wanted.tty && wanted.stdin && !tty && !wanted.quiet {
         eprintln!("Unable to use a TTY - input is not a terminal or the right kind of file");
     }
     let path = path(pod, verb, container, command, wanted.stdin, tty);
@@ -186,7 +187,8 @@ async fn with_size(exec: &mut streaming::client::Exec) -> Result<ExitStatus> {
 
 async fn connect(session: &Session, path: &str) -> Result<streaming::client::Exec> {
     let handshake = Handshake::for_exec();
-    let request = handshake.request().uri(path).body(Body::empty())?;
+    let mut request = handshake.request().uri(path).body(Body::empty())?;
+    session.connection.authorize(&mut request)?;
     let sent = session.upgrading()?.send(request).await;
     let response =
         sent.map_err(|error| crate::unreachable::unreachable(error, &session.connection.server))?;

@@ -14,8 +14,8 @@ use super::exec::StreamFlags;
 /// Flags of `attach`.
 #[derive(Debug, Args)]
 pub(crate) struct Attach {
-    /// POD or TYPE/NAME
-    resource: String,
+    /// POD, TYPE/NAME or TYPE NAME
+    resource: Vec<String>,
     #[command(flatten)]
     flags: StreamFlags,
     /// Keys that leave the container, separated by commas
@@ -25,8 +25,18 @@ pub(crate) struct Attach {
 
 impl Attach {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
+        let word = match self.resource.as_slice() {
+            [] => bail!("at least 1 argument is required for attach"),
+            [word] => word.clone(),
+            [kind, name] => format!("{kind}/{name}"),
+            words => bail!(
+                "expected POD, TYPE/NAME, or TYPE NAME, (at most 2 arguments) saw {}: [{}]",
+                words.len(),
+                words.join(" ")
+            ),
+        };
         self.flags.check("attach")?;
-        let pod = pod_of(session, &self.resource, &self.flags.pod_running_timeout).await?;
+        let pod = pod_of(session, &word, &self.flags.pod_running_timeout).await?;
         let phase = crate::json::str_of(&pod["status"]["phase"]);
         if phase == "Succeeded" || phase == "Failed" {
             bail!("cannot attach a container in a completed pod; current phase is {phase}");

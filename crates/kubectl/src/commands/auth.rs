@@ -96,9 +96,17 @@ impl CanI {
             if !self.words.is_empty() {
                 bail!("list option must be specified with no arguments");
             }
+            if self.quiet || self.all_namespaces || !self.subresource.is_empty() {
+                bail!(
+                    "list option can't be specified with neither quiet, all-namespaces nor subresource options"
+                );
+            }
             return self.print_rules(session).await;
         }
         let spec = self.spec(session).await?;
+        if self.no_headers {
+            bail!("--no-headers cannot be set without --list specified");
+        }
         let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": spec});
         let answer = session
             .api
@@ -145,9 +153,6 @@ impl CanI {
             Some((word, name)) => (word, Some(name.to_owned())),
             None => (what.as_str(), None),
         };
-        if !VERBS.contains(&verb.as_str()) {
-            eprintln!("Warning: verb '{verb}' is not a known verb\n");
-        }
         let mut attributes = json!({"verb": verb});
         match word {
             "*" => attributes["resource"] = json!("*"),
@@ -161,6 +166,10 @@ impl CanI {
                             resource.plural,
                             group_suffix(&resource.group)
                         );
+                    }
+                    // Of unknown types nothing more is said.
+                    if !VERBS.contains(&verb.as_str()) && !self.all_namespaces {
+                        eprintln!("Warning: verb '{verb}' is not a known verb\n");
                     }
                 }
                 Err(_) => {

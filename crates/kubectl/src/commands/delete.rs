@@ -165,16 +165,11 @@ impl Delete {
             self.how.grace_period = 1;
         }
         if let Some(path) = &self.raw {
-            super::raw::check_path(path)?;
-            let answer = session.api.raw(Method::DELETE, path, Vec::new()).await?;
-            std::io::stdout().write_all(&answer)?;
-            return Ok(());
+            return self.delete_raw(session, path).await;
         }
         self.check()?;
         let dry_run = self.dry_run.mode()?;
-        let ignore_not_found = self
-            .ignore_not_found
-            .unwrap_or(self.all || self.selection.selector.is_some());
+        let ignore_not_found = self.ignore_not_found.unwrap_or(self.selects());
         let targets =
             resources::targets(session, &self.selection, &self.resources, self.all).await?;
         self.how.check()?;
@@ -188,7 +183,15 @@ impl Delete {
         }
         let options = self.how.options(dry_run)?;
         let (mut deleted, mut errors) = (Vec::new(), Vec::new());
+        // Once, for a namespace that does not limit what is deleted.
+        let mut warns = session.namespace_given && !self.selection.all_namespaces;
         for target in targets {
+            if warns && !target.resource.namespaced {
+                eprintln!(
+                    "Warning: deleting cluster-scoped resources, not scoped to the provided namespace"
+                );
+                warns = false;
+            }
             match self.delete(session, &target, &options, dry_run).await {
                 Ok(answer) => deleted.push((target, answer)),
                 Err(error) if ignore_not_found && error::is_not_found(&error) => {}
@@ -196,16 +199,38 @@ impl Delete {
             }
         }
         if self.how.wait.unwrap_or(true) && dry_run == DryRunMode::None {
-            self.how.until_gone(session, &deleted).await?;
+            match self.how.until_gone(session, &deleted).await {
+                // Who may delete, but neither read nor watch, does not wait.
+                Err(error) if error::code_is(&error, 403) || error::code_is(&error, 405) => {}
+                waited => waited?,
+            }
         }
         error::aggregate(errors)
+    }
+
+    /// Whether objects are selected, not named.
+    fn selects(&self) -> bool {
+        self.all || self.selection.selector.is_some() || self.selection.field_selector.is_some()
+    }
+
+    async fn delete_raw(&self, session: &Session, path: &str) -> Result<()> {
+        if self.interactive {
+            bail!("--interactive can not be used with --raw");
+        }
+        let body = super::raw::body(&self.selection.files, self.output.as_deref())?;
+        super::raw::check_path(path)?;
+        let answer = session.api.raw(Method::DELETE, path, body).await?;
+        std::io::stdout().write_all(&answer)?;
+        Ok(())
     }
 
     fn check(&self) -> Result<()> {
         if let Some(output) = self.output.as_deref().filter(|output| *output != "name") {
             bail!("unexpected -o output mode: {output}. We only support '-o name'");
         }
-        if self.all && self.selection.selector.is_some() {
+        if self.all
+            && (self.selection.selector.is_some() || self.selection.field_selector.is_some())
+        {
             bail!("setting 'all' parameter but found a non empty selector. ");
         }
         if self.all && self.resources.is_empty() && self.selection.files.is_empty() {
@@ -213,14 +238,8 @@ impl Delete {
         }
         let names_something =
             self.resources.iter().any(|word| word.contains('/')) || self.resources.len() > 1;
-        let selects = self.all
-            || self.selection.selector.is_some()
-            || self.selection.field_selector.is_some();
-        if selects && names_something {
+        if self.selects() && names_something {
             bail!("name cannot be provided when a selector is specified");
-        }
-        if self.all && self.selection.field_selector.is_some() {
-            bail!("cannot set --all and --field-selector at the same time");
         }
         Ok(())
     }

@@ -88,6 +88,7 @@ impl Get {
             return self.print_raw(session, path).await;
         }
         self.check()?;
+        self.warn_of_order();
         let mut printer = self.print.with_formats(&["wide", "custom-columns"])?;
         if let Some(Printer {
             format: Format::Columns(columns),
@@ -126,6 +127,19 @@ impl Get {
         }
         std::io::stdout().flush()?;
         Ok(())
+    }
+
+    /// Watched objects come in their own order.
+    fn warn_of_order(&self) {
+        match (&self.sort_by, self.watch, self.watch_only) {
+            (Some(_), true, _) => eprintln!(
+                "warning: --watch requested, --sort-by will be ignored for watch events received"
+            ),
+            (Some(_), false, true) => {
+                eprintln!("warning: --watch-only requested, --sort-by will be ignored");
+            }
+            _ => {}
+        }
     }
 
     fn check(&self) -> Result<()> {
@@ -395,7 +409,13 @@ impl Get {
         } else {
             "application/json"
         };
-        let first = self.ask(session, ask, accept).await?;
+        let mut first = self.ask(session, ask, accept).await?;
+        if let (Some(path), Some(rows)) = (
+            &self.sort_by,
+            first.pointer_mut("/rows").and_then(Value::as_array_mut),
+        ) {
+            sort::by(rows, path, |row| row["object"].clone())?;
+        }
         let mut screen = Screen {
             get: self,
             printer,

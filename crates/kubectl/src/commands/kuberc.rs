@@ -63,7 +63,7 @@ pub(crate) struct Set {
 
 impl Kuberc {
     pub(crate) fn run(self, global: &Global) -> Result<()> {
-        let (path, is_named) = kuberc::path(global.kuberc.as_deref())
+        let (path, is_named) = kuberc::path(global.kuberc.as_deref())?
             .context("KUBERC is disabled via KUBERC=off environment variable")?;
         match self {
             Self::View(view) => {

@@ -11,7 +11,7 @@ use tokio::{sync::mpsc, time::Instant};
 use crate::{
     api::{Query, with_query},
     error,
-    json::{str_of, text},
+    json::{list, str_of, text},
     pod_order,
     session::Session,
     streams::{self, container_names, container_of, pod_of, pods_of, pods_with},
@@ -83,13 +83,15 @@ struct Source {
     namespace: String,
     pod: String,
     container: String,
+    /// The ID of the running or last container; empty before the first.
+    instance: String,
 }
 
 impl Logs {
     pub(crate) async fn run(mut self, session: &Session) -> Result<()> {
         self.follow |= self.follow_new;
         self.check()?;
-        let sources = self.sources(session).await?;
+        let sources = self.sources(session, false).await?;
         let prefix = self.prefix || self.all_pods;
         if self.follow && (sources.len() > 1 || self.follow_new) {
             return self.follow_all(session, sources, prefix).await;
@@ -251,15 +253,17 @@ impl Logs {
         Ok(pods)
     }
 
-    async fn sources(&self, session: &Session) -> Result<Vec<Source>> {
+    /// `again`: the command already said which containers it chose.
+    async fn sources(&self, session: &Session, again: bool) -> Result<Vec<Source>> {
         let mut sources = Vec::new();
         let pods = self.pods(session).await?;
         self.check_with_pod()?;
         for pod in pods {
-            for container in self.containers(&pod)? {
+            for container in self.containers(&pod, again)? {
                 sources.push(Source {
                     namespace: text(&pod["metadata"]["namespace"]),
                     pod: text(&pod["metadata"]["name"]),
+                    instance: instance(&pod, &container),
                     container,
                 });
             }
@@ -267,7 +271,7 @@ impl Logs {
         Ok(sources)
     }
 
-    fn containers(&self, pod: &Value) -> Result<Vec<String>> {
+    fn containers(&self, pod: &Value, again: bool) -> Result<Vec<String>> {
         if self.all_containers {
             let fields = ["initContainers", "containers", "ephemeralContainers"];
             return Ok(fields
@@ -276,10 +280,11 @@ impl Logs {
                 .collect());
         }
         let named = Some(self.container_name());
-        Ok(vec![container_of(pod, named, self.all_pods)?])
+        Ok(vec![container_of(pod, named, self.all_pods || again)?])
     }
 
-    fn path(&self, source: &Source) -> Result<String> {
+    /// `is_later`: the container started while others were followed; its whole log is new.
+    fn path(&self, source: &Source, is_later: bool) -> Result<String> {
         let mut query: Query = vec![("container", source.container.clone())];
         for (is_set, name) in [
             (self.follow, "follow"),
@@ -296,6 +301,7 @@ impl Logs {
         }
         // For several pods: the last lines of each, unless set.
         let tail = match self.tail {
+            _ if is_later => -1,
             None if self.selector.is_some() => 10,
             tail => tail.unwrap_or(-1),
         };
@@ -319,7 +325,12 @@ impl Logs {
     }
 
     async fn copy(&self, session: &Session, source: &Source, prefix: bool) -> Result<()> {
-        let mut chunks = Box::pin(session.api.stream(&self.path(source)?, "*/*").await?);
+        let mut chunks = Box::pin(
+            session
+                .api
+                .stream(&self.path(source, false)?, "*/*")
+                .await?,
+        );
         let mut lines = Prefixed::new(prefix.then_some(source));
         while let Some(chunk) = chunks.next().await {
             lines.write(&chunk?)?;
@@ -344,15 +355,23 @@ impl Logs {
         let (sender, mut lines) = mpsc::channel::<Result<(Source, Vec<u8>)>>(256);
         let mut tasks = tokio::task::JoinSet::new();
         let mut known: HashSet<Source> = HashSet::new();
+        let mut is_later = false;
         let mut interval = tokio::time::interval(Duration::from_secs(1));
         let mut pending = sources;
         let mut sender = Some(sender);
         loop {
             for source in pending.drain(..) {
+                // A container without an ID has no log yet.
+                if self.follow_new && source.instance.is_empty() {
+                    continue;
+                }
                 if known.insert(source.clone())
                     && let Some(sender) = &sender
                 {
-                    let stream = session.api.stream(&self.path(&source)?, "*/*").await;
+                    let stream = session
+                        .api
+                        .stream(&self.path(&source, is_later)?, "*/*")
+                        .await;
                     match stream {
                         Ok(stream) => drop(tasks.spawn(forward(stream, source, sender.clone()))),
                         // A container that has not started yet will be retried.
@@ -369,6 +388,7 @@ impl Logs {
             if !self.follow_new {
                 sender = None;
             }
+            is_later = true;
             tokio::select! {
                 line = lines.recv() => match line {
                     Some(Ok((source, line))) => {
@@ -379,10 +399,24 @@ impl Logs {
                     Some(Err(error)) => return Err(error),
                     None => return Ok(()),
                 },
-                _ = interval.tick(), if self.follow_new => pending = self.sources(session).await.unwrap_or_default(),
+                _ = interval.tick(), if self.follow_new => pending = self.sources(session, true).await.unwrap_or_default(),
             }
         }
     }
+}
+
+/// The ID of a container in the pod's status: each start has another one.
+fn instance(pod: &Value, container: &str) -> String {
+    const STATUSES: [&str; 3] = [
+        "initContainerStatuses",
+        "containerStatuses",
+        "ephemeralContainerStatuses",
+    ];
+    let mut all = STATUSES
+        .iter()
+        .flat_map(|field| list(&pod["status"][*field]));
+    let status = all.find(|status| status["name"] == container);
+    status.map_or_else(String::new, |status| text(&status["containerID"]))
 }
 
 /// The error for a missing object, with its namespace.
@@ -442,5 +476,56 @@ impl Prefixed {
         }
         out.flush()?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        logs: Logs,
+    }
+
+    fn logs(line: &str) -> Logs {
+        Line::try_parse_from(line.split(' ')).expect(line).logs
+    }
+
+    #[test]
+    fn a_container_that_starts_later_is_shown_from_its_beginning() {
+        let source = Source {
+            namespace: "n".into(),
+            pod: "p".into(),
+            container: "c".into(),
+            instance: "i".into(),
+        };
+        for (line, is_later, expected) in [
+            ("logs -l a=b", false, Some("tailLines=10")),
+            ("logs -l a=b -F", true, None),
+            ("logs p --tail=3", false, Some("tailLines=3")),
+            ("logs p --tail=3 -F", true, None),
+            ("logs p", false, None),
+        ] {
+            let path = logs(line).path(&source, is_later).unwrap();
+            let tail = path.split('&').find(|part| part.starts_with("tailLines"));
+            assert_eq!(tail, expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_restarted_container_is_another_source() {
+        let pod = |id: &str| {
+            json!({"status": {"containerStatuses": [{"name": "c", "containerID": id}],
+                "initContainerStatuses": [{"name": "i", "containerID": "x"}]}})
+        };
+        assert_eq!(instance(&pod("a"), "c"), "a");
+        assert_ne!(instance(&pod("a"), "c"), instance(&pod("b"), "c"));
+        assert_eq!(instance(&pod("a"), "i"), "x");
+        assert_eq!(instance(&json!({}), "c"), "");
     }
 }

@@ -4,11 +4,13 @@
 use std::{
     net::{IpAddr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use client::kube::client::Body;
+use futures::{StreamExt, stream::FuturesUnordered};
 use serde_json::Value;
 use streaming::client::{Handshake, PortForward as Connection};
 use tokio::{
@@ -22,6 +24,9 @@ use crate::{
     session::Session,
     streams::{pod_of, refused},
 };
+
+/// How long the server is asked whether the pod is still there.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Flags of `port-forward`.
 #[derive(Debug, Args)]
@@ -57,19 +62,21 @@ impl PortForward {
         for (local, remote) in ports {
             listeners.extend(self.listen(local, remote).await?);
         }
+        // A connection that waits for another pod does not keep others waiting.
+        let mut opening = FuturesUnordered::new();
         loop {
-            let accepts: Vec<_> = listeners
-                .iter()
-                .map(|(listener, remote)| {
-                    Box::pin(async move { (listener.accept().await, *remote) })
-                })
-                .collect();
-            let ((accepted, remote), _, _) = futures::future::select_all(accepts).await;
-            let (stream, _) = accepted?;
-            let local = stream.local_addr()?.port();
-            println!("Handling connection for {local}");
-            if let Err(error) = self.forward(session, &link, stream, remote).await {
-                eprintln!("error: {error:#}");
+            let accepts = listeners.iter().map(|(listener, remote)| {
+                Box::pin(async move { (listener.accept().await, *remote) })
+            });
+            let accepts = futures::future::select_all(accepts);
+            tokio::select! {
+                ((accepted, remote), _, _) = accepts => {
+                    let (stream, _) = accepted?;
+                    let local = stream.local_addr()?.port();
+                    println!("Handling connection for {local}");
+                    opening.push(self.forward(session, &link, stream, remote));
+                }
+                Some(Err(error)) = opening.next() => eprintln!("error: {error:#}"),
             }
         }
     }
@@ -113,8 +120,14 @@ impl PortForward {
                 }
             };
             let number = match service {
-                Some(service) => service_port(service, pod, remote)?,
-                None => pod_port(pod, remote)?,
+                Some(service) => {
+                    refuse_udp(list(&service["spec"]["ports"]), "port", remote)?;
+                    service_port(service, pod, remote)?
+                }
+                None => {
+                    refuse_udp(ports_of(pod), "containerPort", remote)?;
+                    pod_port(pod, remote)?
+                }
             };
             let local = match local {
                 "" => 0,
@@ -178,10 +191,13 @@ impl PortForward {
         stream: TcpStream,
         remote: u16,
     ) -> Result<()> {
+        let known = link.connection.lock().await.1.clone();
+        // The tunnel of a deleted pod may stay open.
+        let is_gone = !still_runs(session, &known).await;
         let mut connection = link.connection.lock().await;
         let (open, pod) = &mut *connection;
-        // The tunnel of a deleted pod may stay open.
-        if open.closed().is_cancelled() || !still_runs(session, pod).await {
+        let is_gone = is_gone && pod["metadata"]["uid"] == known["metadata"]["uid"];
+        if open.closed().is_cancelled() || is_gone {
             let (next, _) = self.pod(session).await.context("lost connection to pod")?;
             *open = connect(session, &next).await?;
             *pod = next;
@@ -212,10 +228,10 @@ async fn still_runs(session: &Session, pod: &Value) -> bool {
     let metadata = &pod["metadata"];
     let (namespace, name) = (str_of(&metadata["namespace"]), str_of(&metadata["name"]));
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
-    match session.api.find(&path).await {
-        Ok(Some(live)) => is_same_running(pod, &live),
-        Ok(None) => false,
-        Err(_) => true,
+    match tokio::time::timeout(PATIENCE, session.api.find(&path)).await {
+        Ok(Ok(Some(live))) => is_same_running(pod, &live),
+        Ok(Ok(None)) => false,
+        Ok(Err(_)) | Err(_) => true,
     }
 }
 
@@ -232,11 +248,36 @@ async fn connect(session: &Session, pod: &Value) -> Result<Connection> {
     );
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/portforward");
     let handshake = Handshake::for_port_forward();
-    let request = handshake.request().uri(path).body(Body::empty())?;
+    let mut request = handshake.request().uri(path).body(Body::empty())?;
+    session.connection.authorize(&mut request)?;
     let sent = session.upgrading()?.send(request).await;
     let response =
         sent.map_err(|error| crate::unreachable::unreachable(error, &session.connection.server))?;
     handshake.port_forward(response).await.map_err(refused)
+}
+
+/// The ports of a pod's containers.
+fn ports_of(pod: &Value) -> impl Iterator<Item = &Value> {
+    let containers = list(&pod["spec"]["containers"]).chain(list(&pod["spec"]["initContainers"]));
+    containers.flat_map(|container| list(&container["ports"]))
+}
+
+/// Fails for a number or name of a port that is only UDP: tunnels carry TCP.
+fn refuse_udp<'a>(ports: impl Iterator<Item = &'a Value>, field: &str, remote: &str) -> Result<()> {
+    let ports: Vec<&Value> = ports.collect();
+    let named = ports.iter().find(|port| port["name"] == remote);
+    let number = match remote.parse::<u64>() {
+        Ok(number) => Some(number),
+        Err(_) => named.and_then(|port| port[field].as_u64()),
+    };
+    let has = |protocol: &str| {
+        let mut same = ports.iter().filter(|port| port[field].as_u64() == number);
+        same.any(|port| port["protocol"].as_str().unwrap_or("TCP") == protocol)
+    };
+    match number.is_some() && has("UDP") && !has("TCP") {
+        true => bail!("UDP protocol is not supported for {remote}"),
+        false => Ok(()),
+    }
 }
 
 /// The pod's port by number or name.
@@ -249,10 +290,7 @@ fn pod_port(pod: &Value, text: &str) -> Result<u16> {
             "error parsing remote port '{text}': strconv.ParseUint: parsing {text:?}: value out of range"
         );
     }
-    let containers = list(&pod["spec"]["containers"]).chain(list(&pod["spec"]["initContainers"]));
-    let named = containers
-        .flat_map(|container| list(&container["ports"]))
-        .find(|port| port["name"] == text);
+    let named = ports_of(pod).find(|port| port["name"] == text);
     let number = named.and_then(|port| u16::try_from(port["containerPort"].as_u64()?).ok());
     number.with_context(|| {
         format!(
@@ -306,6 +344,17 @@ mod tests {
             (pod("a", "Failed", Value::Null), false),
         ] {
             assert_eq!(is_same_running(&first, &live), expected, "{live}");
+        }
+    }
+
+    #[test]
+    fn ports_that_are_only_udp_are_refused() {
+        let pod = json!({"spec": {"containers": [{"ports": [
+            {"name": "dns", "containerPort": 53, "protocol": "UDP"},
+            {"containerPort": 80, "protocol": "UDP"}, {"containerPort": 80, "protocol": "TCP"}]}]}});
+        for (remote, is_refused) in [("53", true), ("dns", true), ("80", false), ("9", false)] {
+            let refused = refuse_udp(ports_of(&pod), "containerPort", remote);
+            assert_eq!(refused.is_err(), is_refused, "{remote}");
         }
     }
 

@@ -12,7 +12,7 @@ use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::copy_bidirectional;
 
-use crate::session::Session;
+use crate::{kubeconfig::connection::Connection, session::Session};
 
 const DEFAULT_PORT: i64 = 8001;
 
@@ -99,6 +99,7 @@ struct Server {
     client: kube::Client,
     /// Over HTTP/1.1, whose connections can become streams.
     upgrading: kube::Client,
+    connection: Connection,
     filter: Filter,
     api_prefix: String,
     www: Option<(PathBuf, String)>,
@@ -124,6 +125,7 @@ impl Proxy {
         let server = Arc::new(Server {
             client: connection.client(false)?,
             upgrading: connection.client(true)?,
+            connection,
             filter: Filter {
                 hosts: Patterns::parse(&self.accept_hosts)?,
                 paths: Patterns::parse(&self.accept_paths)?,
@@ -247,10 +249,14 @@ impl Server {
             }
         }
         let body = request.into_body().collect().await?.to_bytes();
-        let response = self
-            .client
-            .send(forwarded.body(Body::from(body.to_vec()))?)
-            .await?;
+        let mut forwarded = forwarded.body(Body::from(body.to_vec()))?;
+        self.connection.authorize(&mut forwarded)?;
+        let response = self.client.send(forwarded).await?;
+        if response.status() == StatusCode::UNAUTHORIZED
+            && let Some(tokens) = self.connection.tokens()
+        {
+            tokens.refuse();
+        }
         let (mut parts, body) = response.into_parts();
         parts.headers.remove(header::TRANSFER_ENCODING);
         parts.headers.remove(header::CONNECTION);
@@ -266,7 +272,9 @@ impl Server {
                 forwarded = forwarded.header(name, value);
             }
         }
-        let mut response = self.upgrading.send(forwarded.body(Body::empty())?).await?;
+        let mut forwarded = forwarded.body(Body::empty())?;
+        self.connection.authorize(&mut forwarded)?;
+        let mut response = self.upgrading.send(forwarded).await?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             let caller = hyper::upgrade::on(&mut request);
             let server = hyper::upgrade::on(&mut response);
@@ -438,6 +446,7 @@ mod tests {
         let server = Server {
             client: connection.client(false).unwrap(),
             upgrading: connection.client(true).unwrap(),
+            connection,
             filter: Filter {
                 hosts: nothing(),
                 paths: nothing(),

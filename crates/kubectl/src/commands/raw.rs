@@ -18,31 +18,39 @@ pub(super) async fn send(
     if files.is_empty() {
         bail!("must specify one of -f and -k");
     }
-    let [file] = files.filename.as_slice() else {
+    if files.filename.is_empty() {
         bail!("--raw can only use a single local file or stdin");
+    }
+    let body = body(files, print.output.as_deref())?;
+    check_path(path)?;
+    let answer = session.api.raw(method, path, body).await?;
+    std::io::stdout().write_all(&answer)?;
+    Ok(())
+}
+
+/// The content of the file, if there is one; checks the flags that `--raw` excludes.
+pub(super) fn body(files: &Files, output: Option<&str>) -> Result<Vec<u8>> {
+    let file = match files.filename.as_slice() {
+        [] => None,
+        [file] => Some(file.as_str()),
+        _ => bail!("--raw can only use a single local file or stdin"),
     };
-    if file.starts_with("http://") || file.starts_with("https://") {
+    if file.is_some_and(|file| file.starts_with("http://") || file.starts_with("https://")) {
         bail!("--raw cannot read from a url");
     }
     if files.recursive {
         bail!("--raw and --recursive are mutually exclusive");
     }
-    if print
-        .output
-        .as_deref()
-        .is_some_and(|output| !output.is_empty())
-    {
+    if output.is_some_and(|output| !output.is_empty()) {
         bail!("--raw and --output are mutually exclusive");
     }
-    check_path(path)?;
     let mut body = Vec::new();
-    match file.as_str() {
-        "-" => std::io::stdin().read_to_end(&mut body).map(drop)?,
-        file => body = std::fs::read(file)?,
+    match file {
+        None => {}
+        Some("-") => std::io::stdin().read_to_end(&mut body).map(drop)?,
+        Some(file) => body = std::fs::read(file)?,
     }
-    let answer = session.api.raw(method, path, body).await?;
-    std::io::stdout().write_all(&answer)?;
-    Ok(())
+    Ok(body)
 }
 
 /// A path begins with a slash.

@@ -1,5 +1,7 @@
 //! From a kubeconfig and flags to a client: server, credentials and namespace.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use client::{
@@ -13,7 +15,11 @@ use serde_json::Value;
 use crate::{
     args::Global,
     json::{entries, list, str_of},
-    kubeconfig::{entry, exec, plugin_policy, validation::Resolved},
+    kubeconfig::{
+        entry, exec, plugin_policy,
+        tokens::{TokenSource, Tokens},
+        validation::Resolved,
+    },
     kuberc,
 };
 
@@ -28,6 +34,8 @@ pub(crate) struct Connection {
     user: User,
     headers: HeaderMap,
     proxy: Option<String>,
+    /// Tokens that expire; other credentials are those of the user.
+    tokens: Option<Arc<Tokens>>,
 }
 
 impl Connection {
@@ -108,9 +116,10 @@ impl Connection {
         if host.is_empty() || port.is_empty() {
             return Ok(None);
         }
-        let Ok(token) = std::fs::read_to_string(format!("{SERVICE_ACCOUNT}/token")) else {
+        let token_file = format!("{SERVICE_ACCOUNT}/token");
+        if std::fs::read_to_string(&token_file).is_err() {
             return Ok(None);
-        };
+        }
         let host = if host.contains(':') {
             format!("[{host}]")
         } else {
@@ -119,7 +128,7 @@ impl Connection {
         let cluster = serde_json::json!({
             "server": format!("https://{host}:{port}"),
             "certificate-authority": format!("{SERVICE_ACCOUNT}/ca.crt")});
-        let user = serde_json::json!({"token": token.trim()});
+        let user = serde_json::json!({"tokenFile": token_file});
         let namespace = std::fs::read_to_string(format!("{SERVICE_ACCOUNT}/namespace")).ok();
         let mut connection = Self {
             namespace: namespace.map(|name| name.trim().to_owned()),
@@ -215,18 +224,32 @@ impl Connection {
             |field: &str| Some(str_of(&user[field]).to_owned()).filter(|text| !text.is_empty());
         let has_flag = has_credential_flag(global);
         if !user["exec"].is_null() && !has_flag {
-            if let Some((path, is_named)) = kuberc::path(global.kuberc.as_deref()) {
-                let preferences = kuberc::read(&path, is_named)?;
+            // A broken file was reported when the command line was read.
+            if let Some(preferences) = kuberc::preferences(global.kuberc.as_deref(), false)? {
                 plugin_policy::check(&preferences, str_of(&user["exec"]["command"]))
                     .context("getting credentials")?;
             }
             let credential = exec::credential(&user["exec"], cluster, &self.server)?;
-            self.user.token = credential.token.or(self.user.token.take());
+            if let Some(token) = credential.token {
+                let source = TokenSource::Plugin {
+                    exec: user["exec"].clone(),
+                    cluster: cluster.clone(),
+                    server: self.server.clone(),
+                };
+                let tokens = Tokens::new(source, token, credential.expires);
+                self.tokens = Some(Arc::new(tokens));
+                self.user.token = None;
+            }
             let encode = |pem: String| BASE64_STANDARD.encode(pem);
             if let (Some(certificate), Some(key)) = (credential.certificate, credential.key) {
                 self.user.client_certificate_data = Some(encode(certificate));
                 self.user.client_key_data = Some(encode(key));
             }
+        }
+        if let (None, None, Some(file)) =
+            (&self.tokens, &self.user.token, self.user.token_file.take())
+        {
+            self.tokens = Some(Arc::new(Tokens::of_file(file.into())?));
         }
         if !user["auth-provider"].is_null() {
             bail!("auth providers were removed from Kubernetes; use an exec credential plugin");
@@ -246,6 +269,7 @@ impl Connection {
                 BASE64_STANDARD.encode(format!("{username}:{password}"))
             );
             self.user.token = None;
+            self.tokens = None;
             self.put(header::AUTHORIZATION, &basic)?;
         }
         self.impersonate(user, global)
@@ -295,17 +319,8 @@ impl Connection {
         if upgrades {
             tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         }
-        let token = match (&self.user.token, &self.user.token_file) {
-            (Some(token), _) => Some(token.clone()),
-            (None, Some(file)) => {
-                let token =
-                    std::fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?;
-                Some(token.trim().to_owned())
-            }
-            (None, None) => None,
-        };
         let options = client::Options {
-            token,
+            token: self.user.token.clone(),
             server_name: self.cluster.tls_server_name.clone(),
             headers: self.headers.clone(),
             proxy: self.proxy.clone(),
@@ -314,6 +329,21 @@ impl Connection {
             ..client::Options::default()
         };
         Ok(client::https(&self.server, tls, options)?)
+    }
+
+    /// The source of tokens that expire, if there is one: their requests need
+    /// [`Connection::authorize`].
+    pub(crate) fn tokens(&self) -> Option<Arc<Tokens>> {
+        self.tokens.clone()
+    }
+
+    /// Adds a token that is valid now.
+    pub(crate) fn authorize<B>(&self, request: &mut http::Request<B>) -> Result<()> {
+        if let Some(tokens) = &self.tokens {
+            let headers = request.headers_mut();
+            headers.insert(header::AUTHORIZATION, tokens.authorization()?);
+        }
+        Ok(())
     }
 
     /// Removes the path of the server's address, and returns it.

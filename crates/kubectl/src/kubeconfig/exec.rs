@@ -6,6 +6,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::json::{list, str_of};
@@ -16,6 +18,8 @@ pub(crate) struct Credential {
     pub token: Option<String>,
     pub certificate: Option<String>,
     pub key: Option<String>,
+    /// When the plugin must be asked again.
+    pub expires: Option<Timestamp>,
 }
 
 /// Runs the plugin and parses its output.
@@ -86,6 +90,13 @@ fn info(exec: &Value, cluster: &Value, server: &str, version: &str, is_interacti
                 given[field] = cluster[field].clone();
             }
         }
+        // The plugin gets the certificates themselves, not the name of a file.
+        let file = str_of(&cluster["certificate-authority"]);
+        if cluster["certificate-authority-data"].is_null()
+            && let Ok(pem) = std::fs::read(file)
+        {
+            given["certificate-authority-data"] = json!(BASE64_STANDARD.encode(pem));
+        }
         let config = list(&cluster["extensions"])
             .find(|one| one["name"] == "client.authentication.k8s.io/exec");
         if let Some(config) = config {
@@ -112,6 +123,7 @@ fn read(stdout: &[u8], version: &str) -> Result<Credential> {
         token: text("token"),
         certificate: text("clientCertificateData"),
         key: text("clientKeyData"),
+        expires: str_of(&status["expirationTimestamp"]).parse().ok(),
     };
     match (&credential.token, &credential.certificate, &credential.key) {
         (None, None, None) => bail!("exec plugin didn't return a token or cert/key pair"),

@@ -5,6 +5,7 @@ pub(crate) mod connection;
 pub(crate) mod context;
 pub(crate) mod exec;
 mod plugin_policy;
+pub(crate) mod tokens;
 pub(crate) mod typed;
 mod validation;
 

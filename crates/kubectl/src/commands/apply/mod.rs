@@ -7,7 +7,7 @@ mod migrate;
 pub(super) mod prune;
 mod server_side;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -282,7 +282,7 @@ impl Apply {
                     if self.how.force
                         && (error::code_is(&error, 422) || error::code_is(&error, 409)) =>
                 {
-                    return self.recreate(session, target, &wanted).await;
+                    return self.recreate(session, target, &wanted, &live).await;
                 }
                 outcome => {
                     return outcome
@@ -351,12 +351,14 @@ impl Apply {
         Ok((created, "created"))
     }
 
-    /// Deletes and recreates an object that cannot be changed.
+    /// Deletes an object that cannot be changed, and creates the new one. If that is refused, the old
+    /// one is created again.
     async fn recreate(
         &self,
         session: &Session,
         target: &Target,
         wanted: &Value,
+        live: &Value,
     ) -> Result<(Value, &'static str)> {
         let answer = session
             .api
@@ -365,9 +367,42 @@ impl Apply {
         self.how
             .until_gone(session, &[(target.clone(), answer)])
             .await?;
-        let (created, _) = self.create(session, target, wanted).await?;
-        Ok((created, "configured"))
+        let query = self.query("kubectl-client-side-apply")?;
+        let path = target.collection();
+        let error = match session.api.create(&path, wanted, &query).await {
+            Ok(created) => return Ok((created, "configured")),
+            Err(error) => error,
+        };
+        let restored = session.api.create(&path, &anew(live), &query).await;
+        let error = match restored {
+            Ok(_) => error,
+            Err(why) => anyhow!(
+                "An error occurred force-replacing the existing object with the newly provided one:\n\n{}.\n\n\
+                 Additionally, an error occurred attempting to restore the original object:\n\n{}",
+                error::message(&error),
+                error::message(&why)
+            ),
+        };
+        let sent = json::compact(wanted);
+        let verb = format!("applying patch:\n{sent}\nto:\n{}\nfor:", described(target));
+        Err(error::with_source(error, &verb, &target.source))
     }
+}
+
+/// A live object as it can be created again.
+fn anew(live: &Value) -> Value {
+    let mut object = live.clone();
+    if let Some(metadata) = object["metadata"].as_object_mut() {
+        for field in [
+            "resourceVersion",
+            "uid",
+            "creationTimestamp",
+            "managedFields",
+        ] {
+            metadata.remove(field);
+        }
+    }
+    object
 }
 
 /// Records an outcome, and prints it unless objects are printed at the end.

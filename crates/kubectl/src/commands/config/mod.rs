@@ -268,6 +268,9 @@ impl GetContexts {
 }
 
 fn rename(global: &Global, name: &str, new_name: &str) -> Result<()> {
+    if new_name.is_empty() {
+        bail!("You must specify a new non-empty context name");
+    }
     let config = merged(global)?;
     if entry(&config, "contexts", name).is_none() {
         bail!(
@@ -298,6 +301,9 @@ fn rename(global: &Global, name: &str, new_name: &str) -> Result<()> {
 }
 
 fn use_context(global: &Global, name: &str) -> Result<()> {
+    if name.is_empty() {
+        bail!("empty context names are not allowed");
+    }
     if entry(&merged(global)?, "contexts", name).is_none() {
         bail!("no context exists with the name: {name:?}");
     }
@@ -362,6 +368,9 @@ fn put_file(content: &mut Map<String, Value>, field: &str, path: &str, embed: bo
 
 impl SetCluster {
     fn run(self, global: &Global) -> Result<()> {
+        if self.name.is_empty() {
+            bail!("you must specify a non-empty cluster name");
+        }
         if global.insecure_skip_tls_verify && global.certificate_authority.is_some() {
             bail!("you cannot specify a certificate authority and insecure mode at the same time");
         }
@@ -430,6 +439,9 @@ impl SetContext {
 
 impl SetCredentials {
     fn run(self, global: &Global) -> Result<()> {
+        if self.name.is_empty() {
+            bail!("you must specify a non-empty user name");
+        }
         if global.token.is_some() && (global.username.is_some() || global.password.is_some()) {
             bail!(
                 "you cannot specify more than one authentication method at the same time: --token, --username/--password"

@@ -244,6 +244,9 @@ impl ClusterRole {
                 if !url.starts_with('/') && url != "*" {
                     bail!("nonResourceURL should start with /");
                 }
+                if url.strip_suffix('*').unwrap_or(url).contains('*') {
+                    bail!("nonResourceURL only supports wildcard matches when '*' is at the end");
+                }
             }
             rules.push(
                 json!({"verbs": self.rule.verbs(), "nonResourceURLs": self.non_resource_url}),

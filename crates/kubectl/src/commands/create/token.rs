@@ -39,7 +39,10 @@ impl Token {
             bail!("--duration must be greater than or equal to 0");
         };
         if duration.as_nanos() % 1_000_000_000 != 0 {
-            bail!("duration cannot be expressed in units less than seconds");
+            bail!("--duration cannot be expressed in units less than seconds");
+        }
+        if self.audience.iter().any(String::is_empty) {
+            bail!("--audience must not be an empty string");
         }
         if !duration.is_zero() {
             spec["expirationSeconds"] = json!(duration.as_secs());

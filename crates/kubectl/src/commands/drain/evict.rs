@@ -82,9 +82,9 @@ impl Removal<'_> {
                 .deadline
                 .is_some_and(|deadline| deadline <= Instant::now())
             {
-                let timeout = self.timeout.unwrap_or_default();
+                let timeout = machinery::duration::text(self.timeout.unwrap_or_default());
                 return Err(anyhow!(
-                    "error when evicting {named}: global timeout reached: {timeout:?}"
+                    "error when evicting {named}: global timeout reached: {timeout}"
                 ));
             }
             match self.session.api.create(&path, &eviction, &[]).await {
