@@ -3,6 +3,7 @@
 // Printing is the job of a command line.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod accounts;
 mod checklist;
 mod cli;
 mod commands;

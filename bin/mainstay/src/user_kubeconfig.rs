@@ -9,8 +9,10 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use cluster::marker::Marker;
-use nix::unistd::{Gid, Uid, User, getgrouplist, setfsgid, setfsuid};
+use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use tokio::sync::watch;
+
+use crate::accounts::Account;
 
 /// The name of the context of the cluster in the default data directory.
 pub(crate) const CONTEXT: &str = "mainstay";
@@ -97,7 +99,7 @@ fn refresh(data_dir: &Path) {
     }
 }
 
-fn complain(user: &User, error: &anyhow::Error) {
+fn complain(user: &Account, error: &anyhow::Error) {
     let error = format!("{error:#}");
     tracing::warn!(user = user.name, error, "cannot change the kubeconfig");
 }
@@ -106,7 +108,7 @@ fn complain(user: &User, error: &anyhow::Error) {
 pub(crate) struct Contexts {
     admin: Option<String>,
     names: Vec<String>,
-    users: Vec<User>,
+    users: Vec<Account>,
 }
 
 impl Contexts {
@@ -150,7 +152,7 @@ pub(crate) fn admin(data_dir: &Path) -> Result<String> {
     })
 }
 
-fn add(data_dir: &Path, user: &User) -> Result<Added> {
+fn add(data_dir: &Path, user: &Account) -> Result<Added> {
     let (text, names, file) = (admin(data_dir)?, contexts(data_dir), file(user));
     let (context, is_current) = as_user(user, || kubectl::add_context(&file, &text, &names))?;
     Ok(Added {
@@ -160,37 +162,34 @@ fn add(data_dir: &Path, user: &User) -> Result<Added> {
     })
 }
 
-fn file(user: &User) -> PathBuf {
-    user.dir.join(".kube/config")
+fn file(user: &Account) -> PathBuf {
+    user.home.join(".kube/config")
 }
 
 /// The calling user, also behind sudo.
-fn caller() -> Result<User> {
+fn caller() -> Result<Account> {
     let own = Uid::effective();
     let behind = std::env::var("SUDO_UID").ok().filter(|_| own.is_root());
     let uid = match behind {
         Some(uid) => Uid::from_raw(uid.parse().context("SUDO_UID")?),
         None => own,
     };
-    User::from_uid(uid)?.ok_or_else(|| anyhow!("user {uid} is not in the user database"))
+    Account::by_uid(uid)
 }
 
-fn remembered(data_dir: &Path) -> Vec<User> {
+fn remembered(data_dir: &Path) -> Vec<Account> {
     let marker = Marker::read(data_dir).ok().flatten().unwrap_or_default();
     let users = marker.kubeconfig_users.into_iter().map(Uid::from_raw);
-    users
-        .filter_map(|uid| User::from_uid(uid).ok().flatten())
-        .collect()
+    users.filter_map(|uid| Account::by_uid(uid).ok()).collect()
 }
 
 /// Runs something with a user's file permissions. The kernel keeps them and the groups per thread, so
 /// they are set on a thread that ends afterwards.
-fn as_user<T: Send>(user: &User, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+fn as_user<T: Send>(user: &Account, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     if user.uid == Uid::effective() {
         return work();
     }
-    let name = std::ffi::CString::new(user.name.as_str())?;
-    let groups = getgrouplist(&name, user.gid)?;
+    let groups = user.groups();
     let group = |group: Gid| rustix::thread::Gid::from_raw(group.as_raw());
     let groups: Vec<_> = groups.into_iter().map(group).collect();
     let done = std::thread::scope(|scope| {
@@ -224,11 +223,13 @@ mod tests {
         if !Uid::effective().is_root() {
             return;
         }
-        let Some(mut user) = User::from_name("nobody").unwrap() else {
-            return;
-        };
         let home = tempfile::tempdir().unwrap();
-        user.dir = home.path().to_owned();
+        let user = Account {
+            name: "unprivileged".into(),
+            uid: Uid::from_raw(54_321),
+            gid: Gid::from_raw(54_321),
+            home: home.path().to_owned(),
+        };
         let data = tempfile::tempdir().unwrap();
         std::fs::write(data.path().join("admin.kubeconfig"), ADMIN).unwrap();
         // Another user's home: nothing may be created there.
