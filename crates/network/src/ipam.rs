@@ -175,7 +175,8 @@ impl Ipam {
         let (base, size) = span(cidr);
         // The first address is the network's (and the overlay device's), the last is broadcast.
         let usable = size.saturating_sub(2);
-        let last = self.last.get(&cidr).copied().unwrap_or(0);
+        let last = self.last.get(&cidr).copied();
+        let last = last.unwrap_or_else(|| self.newest(cidr));
         for step in 1..=usable.min(1 << 20) {
             let offset = (last + step - 1) % usable + 1;
             let address = at(cidr, base + offset);
@@ -185,6 +186,19 @@ impl Ipam {
             }
         }
         Err(Error::Exhausted(cidr))
+    }
+
+    /// The offset of the address that an earlier run assigned last; zero without one.
+    fn newest(&self, cidr: IpNet) -> u128 {
+        let inside = |record: &Record| {
+            let mut addresses = record.addresses.iter();
+            let address = addresses.find(|ip| cidr.contains(*ip)).copied()?;
+            Some((record.attached_at, address))
+        };
+        let newest = self.records.values().filter_map(inside).max();
+        newest.map_or(0, |(_, address)| {
+            span(IpNet::from(address)).0 - span(cidr).0
+        })
     }
 
     fn path(&self, sandbox_id: &str) -> PathBuf {
@@ -280,6 +294,27 @@ mod tests {
         assert_eq!(addresses(&mut ipam, "b"), ["10.42.0.2"]);
         assert_eq!(addresses(&mut ipam, "c"), ["10.42.0.1"]);
         assert!(matches!(ipam.assign(record("d")), Err(Error::Exhausted(_))));
+    }
+
+    #[test]
+    fn an_address_that_was_freed_before_a_restart_rests_too() {
+        let directory = tempfile::tempdir().unwrap();
+        let ranges = || {
+            vec![
+                "10.42.0.0/24".parse().unwrap(),
+                "fd00::/64".parse().unwrap(),
+            ]
+        };
+        let mut ipam = Ipam::open(directory.path()).unwrap();
+        ipam.set_cidrs(ranges()).unwrap();
+        for (number, sandbox) in ["b", "c", "a"].iter().enumerate() {
+            let mut record = record(sandbox);
+            record.attached_at = number as u64;
+            ipam.assign(record).unwrap();
+        }
+        let mut ipam = Ipam::open(directory.path()).unwrap();
+        ipam.release("b").unwrap();
+        assert_eq!(addresses(&mut ipam, "d"), ["10.42.0.4", "fd00::4"]);
     }
 
     #[test]

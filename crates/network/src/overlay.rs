@@ -33,6 +33,8 @@ pub const VXLAN_PORT: u16 = 8472;
 /// The bytes that VXLAN adds to a packet, by the family of the nodes' addresses.
 const OVERHEAD_V4: u32 = 50;
 const OVERHEAD_V6: u32 = 70;
+/// The smallest MTU with which the kernel lets a link have IPv6 addresses.
+pub(crate) const LEAST_V6: u32 = 1280;
 
 /// One node behind the overlay.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,12 +98,14 @@ impl Overlay<'_> {
         self.table.sync(self.config, &name, senders).await?;
         if !tunnels.is_empty() {
             let there = self.addresses(index).await?;
-            for cidr in own.iter().filter(|cidr| !there.contains(&cidr.network())) {
+            let mtu = self.mtu().await?;
+            let fits = |cidr: &&IpNet| mtu >= LEAST_V6 || cidr.addr().is_ipv4();
+            let missing = |cidr: &&IpNet| !there.contains(&cidr.network());
+            for cidr in own.iter().filter(fits).filter(missing) {
                 let length = if cidr.addr().is_ipv4() { 32 } else { 128 };
                 links::add_address(self.netlink, index, cidr.network(), length).await?;
             }
             // The MTU of the node's link may have changed since the device was created.
-            let mtu = self.mtu().await?;
             let up = LinkUnspec::new_with_index(index).mtu(mtu).up().build();
             let raised = self.netlink.handle.link().set(up).execute().await;
             raised.map_err(Error::netlink("set the overlay device up"))?;
@@ -158,7 +162,7 @@ impl Overlay<'_> {
     }
 
     /// The MTU of the device: that of the link of this node's address, less what VXLAN adds.
-    async fn mtu(&self) -> Result<u32> {
+    pub(crate) async fn mtu(&self) -> Result<u32> {
         let mtu = links::mtu(self.netlink, &self.config.node_ips, self.config.mtu).await?;
         let overhead = match self.config.node_ips.first() {
             Some(IpAddr::V6(_)) => OVERHEAD_V6,

@@ -59,6 +59,7 @@ impl Config {
         let ipam = Ipam::open(self.state_dir.join("addresses"))?;
         Ok(Arc::new(RoutedNetwork {
             node_ips: Mutex::new(self.node_ips.clone()),
+            ruling: tokio::sync::Mutex::default(),
             routing: tokio::sync::Mutex::default(),
             config: self,
             nft,
@@ -76,6 +77,8 @@ pub struct RoutedNetwork {
     ipam: Mutex<Ipam>,
     /// Guards the node's current addresses; never held across an await.
     node_ips: Mutex<Vec<IpAddr>>,
+    /// Held while the table is read or written, so that it has all records of that time.
+    ruling: tokio::sync::Mutex<()>,
     /// Held while all routes are written, so that the last writer has the newest addresses.
     routing: tokio::sync::Mutex<()>,
     /// The netlink connection, once the node is prepared.
@@ -169,14 +172,14 @@ impl RoutedNetwork {
     }
 
     async fn rewrite_rules(&self) -> Result<()> {
+        let _ruling = self.ruling.lock().await;
+        self.nft.apply(&self.all_rules()).await
+    }
+
+    /// The whole table.
+    fn all_rules(&self) -> Batch {
         let records: Vec<Record> = self.ipam.lock().records().cloned().collect();
-        self.nft
-            .apply(&rules::full(
-                &self.config.id,
-                &self.config.cluster_cidrs,
-                &records,
-            ))
-            .await
+        rules::full(&self.config.id, &self.config.cluster_cidrs, &records)
     }
 
     /// All other attached sandboxes.
@@ -191,24 +194,36 @@ impl RoutedNetwork {
             .collect()
     }
 
-    /// Applies a small change, or writes the whole table if it does not fit the current one.
-    async fn change_rules(&self, batch: &Batch) -> Result<()> {
-        if let Err(error) = self.nft.apply(batch).await {
+    /// Applies a small change for a pod, or writes the whole table if it does not fit the current one.
+    async fn change_rules(
+        &self,
+        change: fn(&str, &Record, &[Record]) -> Batch,
+        record: &Record,
+    ) -> Result<()> {
+        let _ruling = self.ruling.lock().await;
+        let batch = change(&self.config.id, record, &self.others(record));
+        if let Err(error) = self.nft.apply(&batch).await {
             warn!(%error, "rewriting the nftables table of the pod network");
-            self.rewrite_rules().await?;
+            self.nft.apply(&self.all_rules()).await?;
         }
         Ok(())
     }
 
-    /// Restores what another program removed: a firewall that reloads flushes every table, and
+    /// Restores what another program changed or removed: a firewall that reloads can flush every table, and
     /// Docker may have started after us.
     pub async fn repair(&self) -> Result<()> {
-        let tables = nft::tables().await?;
-        if !tables.contains(&format!("inet {}", names::table(&self.config.id))) {
-            warn!("nftables table of the pod network was removed, rewriting it");
-            self.rewrite_rules().await?;
+        self.repair_rules().await?;
+        firewalls::pass(&self.nft, &self.config.id, &nft::tables().await?).await
+    }
+
+    async fn repair_rules(&self) -> Result<()> {
+        let _ruling = self.ruling.lock().await;
+        let table = names::table(&self.config.id);
+        if let Some(full) = self.nft.find_drift(&table, || self.all_rules()).await? {
+            warn!("nftables table of the pod network was changed, rewriting it");
+            self.nft.apply(&full).await?;
         }
-        firewalls::pass(&self.nft, &self.config.id, &tables).await
+        Ok(())
     }
 
     /// The host side link of a sandbox.
@@ -290,11 +305,15 @@ impl RoutedNetwork {
             mtu: *mtu,
             node_ips: &self.node_ips(),
         };
-        links::connect(host, &request.netns, &link).await?;
         let through = record.egress_link.as_deref().unwrap_or_default();
-        shape::limit(host, &record.host_link, through, &record.limits).await?;
-        let added = rules::add_pod(&self.config.id, record, &self.others(record));
-        self.change_rules(&added).await
+        let linked = async {
+            links::connect(host, &request.netns, &link).await?;
+            shape::limit(host, &record.host_link, through, &record.limits).await
+        };
+        // The rules name only addresses. Both end before an error is handled, and before the pod has a container.
+        let ruled = self.change_rules(rules::add_pod, record);
+        let (linked, ruled) = tokio::join!(linked, ruled);
+        linked.and(ruled)
     }
 }
 
@@ -373,8 +392,7 @@ impl PodNetwork for RoutedNetwork {
         }
         // The record is removed first: if the table is rewritten, these ports are not in it.
         self.ipam.lock().release(sandbox_id)?;
-        let removed = rules::remove_pod(&self.config.id, &record, &self.others(&record));
-        self.change_rules(&removed).await?;
+        self.change_rules(rules::remove_pod, &record).await?;
         forget_datagrams(record).await
     }
 

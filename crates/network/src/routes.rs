@@ -7,11 +7,17 @@
 //! The hardware address of a node's overlay device derives from the node's name, so that nodes need
 //! not exchange it. The first address of a node's pod CIDR is its device's address.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::TryStreamExt;
 use ipnet::IpNet;
 use lifecycle::{Context, Outcome, Run, Service};
+use parking_lot::Mutex;
 use rtnetlink::{
     RouteMessageBuilder,
     packet_route::{
@@ -31,7 +37,7 @@ use crate::{
     netns::Netlink,
     nft::Nft,
     notices::Notices,
-    overlay::{Overlay, Tunnel},
+    overlay::{LEAST_V6, Overlay, Tunnel},
     overlay_table::Table,
 };
 
@@ -95,12 +101,13 @@ pub fn plan(peers: &[Peer], subnets: &[IpNet], node_ips: &[IpAddr]) -> BTreeMap<
 
 /// Removes addresses to which no packet can be sent, and this node's own. A kubelet writes the addresses of its Node:
 /// other nodes must keep their routes whatever it writes.
-fn keep_host_addresses(peer: &mut Peer, node_ips: &[IpAddr]) {
+fn keep_host_addresses(peer: &mut Peer, node_ips: &[IpAddr], problems: &mut BTreeSet<String>) {
     let name = &peer.name;
     peer.addresses.retain(|ip| {
         let is_kept = is_host(*ip) && !node_ips.contains(ip);
         if !is_kept {
-            warn!(node = name, %ip, "no route by address: not one of a host, or this node's own");
+            let problem = format!("node {name}: {ip} is not an address of another host");
+            problems.insert(problem);
         }
         is_kept
     });
@@ -109,6 +116,21 @@ fn keep_host_addresses(peer: &mut Peer, node_ips: &[IpAddr]) {
 fn is_host(ip: IpAddr) -> bool {
     let is_broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
     !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_broadcast)
+}
+
+/// The ranges of a node that no usable address leads to.
+fn unreached<'a>(
+    peer: &'a Peer,
+    routes: &'a BTreeMap<IpNet, NextHop>,
+) -> impl Iterator<Item = String> + 'a {
+    let cidrs = peer.pod_cidrs.iter().map(IpNet::trunc);
+    let missing = cidrs.filter(|cidr| !routes.contains_key(cidr));
+    missing.map(|cidr| {
+        let Peer {
+            name, addresses, ..
+        } = peer;
+        format!("node {name}: no route to {cidr} by the addresses {addresses:?}")
+    })
 }
 
 /// This node's own ranges, as far as they are inside the cluster CIDRs.
@@ -121,14 +143,22 @@ fn own_ranges(own: &[IpNet], cluster_cidrs: &[IpNet]) -> BTreeMap<IpNet, NextHop
 
 /// Removes ranges that are not inside the cluster CIDRs or that overlap this node's own: a Node must
 /// not lead traffic of this node away.
-fn keep_pod_ranges(peer: &mut Peer, cluster_cidrs: &[IpNet], own: &[IpNet]) {
+fn keep_pod_ranges(
+    peer: &mut Peer,
+    cluster_cidrs: &[IpNet],
+    own: &[IpNet],
+    problems: &mut BTreeSet<String>,
+) {
     let name = &peer.name;
     peer.pod_cidrs.retain(|cidr| {
         let is_inside = cluster_cidrs.iter().any(|all| all.contains(cidr));
         let overlaps = |own: &IpNet| own.contains(cidr) || cidr.contains(own);
         let is_kept = is_inside && !own.iter().any(overlaps);
         if !is_kept {
-            warn!(node = name, %cidr, "no route to pod CIDR: outside of the cluster CIDR, or this node's own");
+            let problem = format!(
+                "node {name}: pod CIDR {cidr} is outside of the cluster CIDR, or this node's own"
+            );
+            problems.insert(problem);
         }
         is_kept
     });
@@ -164,6 +194,7 @@ impl Config {
             table: Table::new(&self.id, nft),
             config: self,
             nodes,
+            reported: Mutex::default(),
         })
     }
 }
@@ -173,6 +204,8 @@ pub struct NodeRoutes {
     config: Config,
     table: Table,
     nodes: watch::Receiver<Option<Vec<Peer>>>,
+    /// Guards the problems of the last sync, which are logged once.
+    reported: Mutex<BTreeSet<String>>,
 }
 
 impl NodeRoutes {
@@ -184,11 +217,14 @@ impl NodeRoutes {
             .cloned()
             .partition(|node| node.name == self.config.node_name);
         let own: Vec<IpNet> = own.into_iter().flat_map(|node| node.pod_cidrs).collect();
+        let mut problems = BTreeSet::new();
         for peer in &mut peers {
-            keep_pod_ranges(peer, &self.config.cluster_cidrs, &own);
-            keep_host_addresses(peer, &self.config.node_ips);
+            keep_pod_ranges(peer, &self.config.cluster_cidrs, &own, &mut problems);
+            keep_host_addresses(peer, &self.config.node_ips, &mut problems);
         }
         let mut routes = plan(&peers, &subnets(netlink).await?, &self.config.node_ips);
+        let unreached = peers.iter().flat_map(|peer| unreached(peer, &routes));
+        problems.extend(unreached);
         routes.extend(own_ranges(&own, &self.config.cluster_cidrs));
         let overlay = Overlay {
             config: &self.config,
@@ -196,6 +232,14 @@ impl NodeRoutes {
             netlink,
         };
         let tunnels: Vec<Tunnel> = routes.iter().filter_map(Tunnel::new).collect();
+        if !tunnels.is_empty() && own.iter().any(|cidr| cidr.addr().is_ipv6()) {
+            let mtu = overlay.mtu().await?;
+            if mtu < LEAST_V6 {
+                let problem = format!("the overlay's MTU of {mtu} is too small for IPv6");
+                problems.insert(problem);
+            }
+        }
+        self.report(problems);
         let senders = peers.iter().flat_map(|peer| &peer.addresses).copied();
         // Nodes of the same subnet do not need the overlay.
         let synced = overlay.sync(&tunnels, own, &senders.collect()).await;
@@ -205,7 +249,8 @@ impl NodeRoutes {
             Err(error) => (None, Err(error)),
         };
         let installed = tagged(netlink, &self.config.id).await?;
-        self.remove_stale(netlink, &installed, &routes).await?;
+        let removed = self.remove_stale(netlink, &installed, &routes).await;
+        outcome = outcome.and(removed);
         for (cidr, hop) in &routes {
             let is_there = |(there, route): &&(IpNet, RouteMessage)| {
                 there == cidr && leads(route, *cidr, hop, device)
@@ -258,14 +303,33 @@ impl NodeRoutes {
                 .iter()
                 .any(|all| all.contains(cidr))
         };
+        let mut outcome = Ok(());
         for (cidr, route) in installed {
             if inside(cidr) && !wanted.contains_key(cidr) {
                 info!(%cidr, "removing the route of a removed node");
                 let removed = netlink.handle.route().del(route.clone()).execute().await;
-                removed.map_err(Error::netlink(format!("remove route {cidr}")))?;
+                let removed = match removed {
+                    // It is gone already, for example with its link.
+                    Err(rtnetlink::Error::NetlinkError(error))
+                        if links::is(&error, libc::ESRCH) =>
+                    {
+                        Ok(())
+                    }
+                    other => other.map_err(Error::netlink(format!("remove route {cidr}"))),
+                };
+                outcome = outcome.and(removed);
             }
         }
-        Ok(())
+        outcome
+    }
+
+    /// Logs problems that the last sync did not have.
+    fn report(&self, problems: BTreeSet<String>) {
+        let mut reported = self.reported.lock();
+        for problem in problems.difference(&reported) {
+            warn!(problem, "routes to other nodes are incomplete");
+        }
+        *reported = problems;
     }
 
     /// Follows the list of nodes and kernel notifications about links, addresses and routes.
@@ -467,7 +531,9 @@ mod tests {
             ("10.42.1.128/25", false),
         ] {
             let mut peer = peer("b", "192.0.2.2", cidr);
-            keep_pod_ranges(&mut peer, &cluster, &own);
+            let mut problems = BTreeSet::new();
+            keep_pod_ranges(&mut peer, &cluster, &own, &mut problems);
+            assert_eq!(problems.is_empty(), expected);
             assert_eq!(!peer.pod_cidrs.is_empty(), expected, "{cidr}");
         }
     }
@@ -525,7 +591,10 @@ mod tests {
         ];
         peer.addresses
             .extend(more.map(|ip| ip.parse::<IpAddr>().unwrap()));
-        keep_host_addresses(&mut peer, &["192.0.2.1".parse().unwrap()]);
+        let mut problems = BTreeSet::new();
+        let own = ["192.0.2.1".parse().unwrap()];
+        keep_host_addresses(&mut peer, &own, &mut problems);
+        assert_eq!(problems.len(), 8);
         let left: Vec<String> = peer.addresses.iter().map(ToString::to_string).collect();
         assert_eq!(left, ["192.0.2.2", "2001:db8::2"]);
     }

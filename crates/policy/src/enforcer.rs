@@ -60,18 +60,23 @@ impl Config {
 pub struct Enforcer {
     config: Config,
     nft: Nft,
-    /// Guards this node's attached pods and their addresses. Survives a run; never held across an
-    /// await.
-    attached: Mutex<BTreeMap<Key, BTreeSet<IpAddr>>>,
+    /// Guards this node's attached sandboxes. Survives a run; never held across an await.
+    attached: Mutex<BTreeMap<String, Attached>>,
     notices: mpsc::Sender<Notice>,
     /// Held by the current run.
     inbox: AsyncMutex<mpsc::Receiver<Notice>>,
 }
 
+/// The pod of a sandbox, and the addresses that it has. No other sandbox has one of them.
+struct Attached {
+    pod: Key,
+    addresses: BTreeSet<IpAddr>,
+}
+
 /// A change of this node's attachments.
 pub(crate) enum Notice {
     Attached(Key, Vec<IpAddr>, oneshot::Sender<()>),
-    Detached(Vec<IpAddr>),
+    Detached(Key, BTreeSet<IpAddr>),
 }
 
 /// The informers that a run reads.
@@ -129,8 +134,13 @@ fn drain<K: Object + ResourceExt>(events: &mut Subscription<K>, into: &mut BTree
 
 impl Enforcer {
     /// Returns when the policies of a new pod's addresses are applied.
-    pub async fn admit(&self, pod: Key, addresses: &[IpAddr]) -> network::Result<()> {
-        let (notice, answer) = self.remember(pod, addresses);
+    pub async fn admit(
+        &self,
+        sandbox: &str,
+        pod: Key,
+        addresses: &[IpAddr],
+    ) -> network::Result<()> {
+        let (notice, answer) = self.remember(sandbox, pod, addresses);
         self.notify(notice).await?;
         let answer = tokio::time::timeout(ADMIT_WITHIN, answer).await;
         match answer {
@@ -140,27 +150,57 @@ impl Enforcer {
     }
 
     /// Records that a pod had these addresses before this process started.
-    pub fn note_attached(&self, pod: Key, addresses: &[IpAddr]) {
-        let (notice, _) = self.remember(pod, addresses);
+    pub fn note_attached(&self, sandbox: &str, pod: Key, addresses: &[IpAddr]) {
+        let (notice, _) = self.remember(sandbox, pod, addresses);
         // Without a run the notice is lost, but the next run starts with the recorded pods.
         let _ = self.notices.try_send(notice);
     }
 
-    fn remember(&self, pod: Key, addresses: &[IpAddr]) -> (Notice, oneshot::Receiver<()>) {
-        let addresses = addresses.to_vec();
-        let held = addresses.iter().copied().collect();
-        self.attached.lock().insert(pod.clone(), held);
+    fn remember(
+        &self,
+        sandbox: &str,
+        pod: Key,
+        addresses: &[IpAddr],
+    ) -> (Notice, oneshot::Receiver<()>) {
+        let mut attached = self.attached.lock();
+        for other in attached.values_mut() {
+            // The network gave them away, but did not report yet that their sandbox was detached.
+            other.addresses.retain(|ip| !addresses.contains(ip));
+        }
+        let new = Attached {
+            pod: pod.clone(),
+            addresses: addresses.iter().copied().collect(),
+        };
+        attached.insert(sandbox.to_owned(), new);
         let (done, answer) = oneshot::channel();
-        (Notice::Attached(pod, addresses, done), answer)
+        (Notice::Attached(pod, addresses.to_vec(), done), answer)
     }
 
-    /// Records that addresses are free again.
-    pub async fn release(&self, addresses: &[IpAddr]) -> network::Result<()> {
-        self.attached.lock().retain(|_, held| {
-            held.retain(|ip| !addresses.contains(ip));
-            !held.is_empty()
+    /// Records that sandboxes were detached. Addresses that belong to other sandboxes now stay theirs.
+    pub async fn release(&self, is_gone: impl Fn(&str) -> bool) {
+        let mut gone = Vec::new();
+        self.attached.lock().retain(|sandbox, attached| {
+            let keeps = !is_gone(sandbox);
+            if !keeps {
+                let addresses = std::mem::take(&mut attached.addresses);
+                gone.push((attached.pod.clone(), addresses));
+            }
+            keeps
         });
-        self.notify(Notice::Detached(addresses.to_vec())).await
+        gone.retain(|(_, addresses)| !addresses.is_empty());
+        for (pod, addresses) in gone {
+            let shown = addresses.clone();
+            if let Err(error) = self.notify(Notice::Detached(pod, addresses)).await {
+                warn!(%error, addresses = ?shown, "cannot remove the rules of released addresses until the next start");
+            }
+        }
+    }
+
+    /// Whether a sandbox of a pod has an address.
+    fn has(&self, pod: &Key, ip: &IpAddr) -> bool {
+        let attached = self.attached.lock();
+        let mut attached = attached.values();
+        attached.any(|one| one.pod == *pod && one.addresses.contains(ip))
     }
 
     async fn notify(&self, notice: Notice) -> network::Result<()> {
@@ -243,7 +283,11 @@ impl Worker<'_> {
                 self.state.attach(&key, &addresses);
                 self.waiting.push(done);
             }
-            Notice::Detached(addresses) => self.state.detach(&addresses),
+            Notice::Detached(key, mut addresses) => {
+                // The next sandbox of the same pod can have the same address already.
+                addresses.retain(|ip| !self.enforcer.has(&key, ip));
+                self.state.detach(&key, &addresses);
+            }
         }
     }
 
@@ -282,10 +326,9 @@ impl Worker<'_> {
 
     async fn start(&mut self, dirty: Dirty) -> Outcome {
         self.decide(dirty);
-        let attached = self.enforcer.attached.lock().clone();
-        for (key, addresses) in attached {
-            let addresses: Vec<IpAddr> = addresses.into_iter().collect();
-            self.state.attach(&key, &addresses);
+        for attached in self.enforcer.attached.lock().values() {
+            let addresses: Vec<IpAddr> = attached.addresses.iter().copied().collect();
+            self.state.attach(&attached.pod, &addresses);
         }
         self.commit();
         self.enforcer.nft.apply(&self.state.full()).await?;

@@ -3,11 +3,10 @@
 //! A pod's address is in the API only when its containers already run; the node's own network knows
 //! it before. Sandboxes that an earlier run attached do not wait: their rules are in the kernel.
 
-use std::{collections::BTreeSet, net::IpAddr, path::Path, sync::Arc};
+use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use network::{AttachRequest, Attachment, IpNet, PodNetwork, Result, Status};
-use tracing::warn;
 
 use crate::Enforcer;
 
@@ -19,14 +18,6 @@ pub struct Gated {
     pub enforcer: Arc<Enforcer>,
 }
 
-impl Gated {
-    async fn release(&self, addresses: &[IpAddr]) {
-        if let Err(error) = self.enforcer.release(addresses).await {
-            warn!(%error, ?addresses, "cannot remove the rules of released addresses until the next start");
-        }
-    }
-}
-
 #[async_trait]
 impl PodNetwork for Gated {
     async fn attach(&self, request: AttachRequest) -> Result<Attachment> {
@@ -36,8 +27,8 @@ impl PodNetwork for Gated {
         let attachment = self.network.attach(request).await?;
         let addresses = &attachment.addresses;
         if was_attached {
-            self.enforcer.note_attached(pod, addresses);
-        } else if let Err(error) = self.enforcer.admit(pod, addresses).await {
+            self.enforcer.note_attached(&sandbox, pod, addresses);
+        } else if let Err(error) = self.enforcer.admit(&sandbox, pod, addresses).await {
             self.detach(&sandbox, None).await?;
             return Err(error);
         }
@@ -49,16 +40,17 @@ impl PodNetwork for Gated {
     }
 
     async fn detach(&self, sandbox_id: &str, netns: Option<&Path>) -> Result<()> {
-        let attachment = self.network.attachment(sandbox_id).await;
         self.network.detach(sandbox_id, netns).await?;
-        if let Some(attachment) = attachment {
-            self.release(&attachment.addresses).await;
-        }
+        self.enforcer.release(|sandbox| sandbox == sandbox_id).await;
         Ok(())
     }
 
     async fn retain(&self, alive: &BTreeSet<String>) -> Result<()> {
-        self.network.retain(alive).await
+        self.network.retain(alive).await?;
+        self.enforcer
+            .release(|sandbox| !alive.contains(sandbox))
+            .await;
+        Ok(())
     }
 
     async fn set_pod_cidrs(&self, cidrs: Vec<IpNet>) -> Result<()> {

@@ -244,22 +244,27 @@ impl State {
     /// This node's network assigned addresses to a pod; from now on its policies apply to them,
     /// whatever the API shows.
     pub fn attach(&mut self, key: &Key, addresses: &[IpAddr]) {
-        self.detach(addresses);
+        self.take_away(addresses);
         let tracked = self.pods.entry(key.clone()).or_default();
         tracked.attached.extend(addresses.iter().copied());
         self.refresh_pod(key);
     }
 
-    /// This node's network released addresses.
-    pub fn detach(&mut self, addresses: &[IpAddr]) {
+    /// This node's network released addresses of a pod.
+    pub fn detach(&mut self, key: &Key, addresses: &BTreeSet<IpAddr>) {
+        if let Some(tracked) = self.pods.get_mut(key) {
+            tracked.attached.retain(|ip| !addresses.contains(ip));
+            self.refresh_pod(key);
+        }
+    }
+
+    /// Removes attached addresses from the pods that have them.
+    fn take_away(&mut self, addresses: &[IpAddr]) {
         let has = |tracked: &Tracked| addresses.iter().any(|ip| tracked.attached.contains(ip));
         let had = self.pods.iter().filter(|(_, tracked)| has(tracked));
         let keys: Vec<Key> = had.map(|(key, _)| key.clone()).collect();
         for key in keys {
-            if let Some(tracked) = self.pods.get_mut(&key) {
-                tracked.attached.retain(|ip| !addresses.contains(ip));
-            }
-            self.refresh_pod(&key);
+            self.detach(&key, &addresses.iter().copied().collect());
         }
     }
 

@@ -205,12 +205,14 @@ impl World {
 
     fn attach(&mut self, random: &mut Random, key: &Key, gone: bool, state: &mut State) {
         let address = address(random);
-        for held in self.attached.values_mut() {
+        for (holder, held) in &mut self.attached {
+            let before = held.len();
             held.retain(|ip| *ip != address);
+            if gone && held.len() < before {
+                state.detach(holder, &[address].into());
+            }
         }
-        if gone {
-            state.detach(&[address]);
-        } else {
+        if !gone {
             self.attached.entry(key.clone()).or_default().push(address);
             state.attach(key, &[address]);
         }

@@ -91,7 +91,7 @@ mod tests {
             cluster_ip: "10.43.0.9".parse().unwrap(),
             external_ips: ips.clone(),
             load_balancer_ips: ips,
-            source_ranges: Vec::new(),
+            source_ranges: None,
             node_port: None,
             affinity_seconds: None,
             internal_local: false,

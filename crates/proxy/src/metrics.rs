@@ -360,7 +360,7 @@ mod tests {
             cluster_ip: IpAddr::from([10, 43, 0, 1]),
             external_ips: Vec::new(),
             load_balancer_ips: Vec::new(),
-            source_ranges: Vec::new(),
+            source_ranges: None,
             node_port: Some(30000),
             affinity_seconds: None,
             internal_local: false,

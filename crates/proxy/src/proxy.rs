@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::{
+    budgets::Budget,
     endpoints::{NodeTopology, is_proxied, local_addresses},
     health::{Check, Health},
     health_server::{Page, serve, serve_checks},
@@ -31,7 +32,9 @@ use crate::{
     metrics::{Metrics, Sync},
     rules::contribution,
     ruleset::{Datagrams, Ruleset, ServiceKey},
-    service::{Policy, PortView, announced_by, health_check_port, is_from_pool, views},
+    service::{
+        Policy, PortView, announced_by, health_check_port, is_from_pool, source_range_count, views,
+    },
     table::{DnsRedirect, Frame},
 };
 
@@ -46,6 +49,8 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 /// The maximum number of sets for session affinity. A user chooses how many ports and endpoints a Service has, and with
 /// each thousand sets every change of a node's rules takes a millisecond longer.
 const AFFINITY_SETS: usize = 4000;
+/// The maximum number of source ranges of load balancers: a node writes as many in half a second.
+const SOURCE_RANGES: usize = 20_000;
 /// How long to wait for the node's link.
 const ANNOUNCE_AGAIN: Duration = Duration::from_secs(5);
 
@@ -164,10 +169,10 @@ struct Worker<'a> {
     /// Load balancers, and the ports that processes of this node keep.
     balancers: BTreeMap<ServiceKey, Vec<ListeningPort>>,
     announcements: watch::Sender<BTreeSet<IpAddr>>,
-    /// Services with session affinity, and how many sets they need.
-    sticky: BTreeMap<ServiceKey, usize>,
-    /// The namespaces whose Services have none, since they need too many.
-    forgetful: BTreeSet<String>,
+    /// The sets that Services with session affinity need.
+    affinity: Budget,
+    /// The source ranges of load balancers.
+    source_ranges: Budget,
     /// When the run began.
     begun: Timestamp,
 }
@@ -236,8 +241,8 @@ impl Proxy {
             announced: BTreeMap::new(),
             balancers: BTreeMap::new(),
             announcements: self.announce(context),
-            sticky: BTreeMap::new(),
-            forgetful: BTreeSet::new(),
+            affinity: Budget::new(AFFINITY_SETS),
+            source_ranges: Budget::new(SOURCE_RANGES),
             begun: config.clock.now(),
         };
         // Existing objects arrive as events, too: the first round writes the whole table.
@@ -400,41 +405,47 @@ impl Worker<'_> {
             .collect();
         for (key, views) in dirty.iter().zip(&all) {
             let sets = views.iter().map(PortView::affinity_sets).sum();
-            match sets {
-                0 => self.sticky.remove(key),
-                sets => self.sticky.insert(key.clone(), sets),
-            };
+            self.affinity.set(key, sets);
+            self.source_ranges.set(key, source_range_count(views));
         }
-        let changed = self.forgetful_changed();
+        let changed = self.decide_budgets();
         let others = self.ruleset.services();
         let others = others.filter(|key| changed.contains(&key.0) && !dirty.contains(*key));
         let others: Vec<ServiceKey> = others.cloned().collect();
         all.extend(others.iter().map(|key| self.views_of(key, &mut nodes)));
         for (key, mut views) in dirty.iter().chain(&others).zip(all) {
-            if self.forgetful.contains(&key.0) {
-                views
-                    .iter_mut()
-                    .for_each(|view| view.affinity_seconds = None);
+            for view in &mut views {
+                if self.affinity.is_over(key) {
+                    view.affinity_seconds = None;
+                }
+                if self.source_ranges.is_over(key) {
+                    view.admit_no_source();
+                }
             }
             self.ruleset
                 .set(key, contribution(&views), batch, datagrams);
         }
     }
 
-    /// Decides in which namespaces Services have no session affinity, since they would need too many sets. Returns those
-    /// where that changed.
-    fn forgetful_changed(&mut self) -> BTreeSet<String> {
-        let mut costs: BTreeMap<&str, usize> = BTreeMap::new();
-        for (key, sets) in &self.sticky {
-            *costs.entry(&key.0).or_default() += sets;
-        }
-        let now = network::over_budget(&costs, AFFINITY_SETS);
-        let changed: BTreeSet<String> =
-            now.symmetric_difference(&self.forgetful).cloned().collect();
+    /// Decides which namespaces need too much; returns those where that changed.
+    fn decide_budgets(&mut self) -> BTreeSet<String> {
+        let mut changed = self.affinity.decide();
         if !changed.is_empty() {
-            warn!(namespaces = ?now, "Services of namespaces with too many endpoints for it have no session affinity");
+            let namespaces = self.affinity.over();
+            warn!(
+                ?namespaces,
+                "Services of namespaces with too many endpoints for it have no session affinity"
+            );
         }
-        self.forgetful = now;
+        let others = self.source_ranges.decide();
+        if !others.is_empty() {
+            let namespaces = self.source_ranges.over();
+            warn!(
+                ?namespaces,
+                "load balancers of namespaces with too many source ranges admit no source"
+            );
+        }
+        changed.extend(others);
         changed
     }
 

@@ -9,11 +9,12 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::IpAddr,
+    sync::Arc,
 };
 
 use network::{Protocol, names::object_hash};
 
-use crate::{endpoints::Endpoint, service::PortView, table::on_node};
+use crate::{endpoints::Endpoint, service::PortView, sources::SourceRanges, table::on_node};
 
 /// A map or set of the table, without the family's suffix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -43,15 +44,13 @@ pub enum Map {
     UnservedNodePorts,
     /// Endpoint, endpoint: a pod that reaches itself through a Service.
     Hairpin,
-    /// Address, protocol, port with source ranges.
+    /// Address, protocol, port with source ranges → the chain that admits some clients.
     Guarded,
-    /// Address, protocol, port, allowed source range.
-    Admitted,
 }
 
 impl Map {
     /// Those that always exist; maps of endpoints are added as needed.
-    pub const FIXED: [Self; 9] = [
+    pub const FIXED: [Self; 8] = [
         Self::Services,
         Self::OutsideServices,
         Self::NodePorts,
@@ -60,7 +59,6 @@ impl Map {
         Self::UnservedNodePorts,
         Self::Hairpin,
         Self::Guarded,
-        Self::Admitted,
     ];
 
     /// Its name in the table.
@@ -84,7 +82,6 @@ impl Map {
             Self::UnservedNodePorts => "unserved-nodeports",
             Self::Hairpin => "hairpin",
             Self::Guarded => "guarded",
-            Self::Admitted => "admitted",
         };
         format!("{name}{digit}")
     }
@@ -281,6 +278,8 @@ pub enum Object {
     Chain(Vec<String>),
     /// A set with this declaration.
     Set(String),
+    /// A set of source ranges, which does not change.
+    Ranges(Arc<SourceRanges>),
 }
 
 /// An address of a Service for UDP; without an address, a node port.
@@ -500,15 +499,13 @@ impl Contribution {
     }
 
     fn guard(&mut self, view: &PortView) {
-        if view.source_ranges.is_empty() {
+        let Some(ranges) = &view.source_ranges else {
             return;
-        }
+        };
         for ip in &view.load_balancer_ips {
             let key = key(Some(*ip), view.protocol, view.port);
-            for range in &view.source_ranges {
-                self.element(Map::Admitted, view, format!("{key} . {range}"), "");
-            }
-            self.element(Map::Guarded, view, key, "");
+            let verdict = ranges.verdict(&mut self.objects);
+            self.element(Map::Guarded, view, key, verdict);
         }
     }
 }
@@ -545,7 +542,7 @@ mod tests {
             cluster_ip: "10.43.0.9".parse().unwrap(),
             external_ips: vec![],
             load_balancer_ips: vec![],
-            source_ranges: vec![],
+            source_ranges: None,
             node_port: None,
             affinity_seconds: None,
             internal_local: false,
@@ -656,10 +653,35 @@ mod tests {
         let mut view = view();
         view.external_ips = vec!["203.0.113.7".parse().unwrap()];
         view.load_balancer_ips = view.external_ips.clone();
-        view.source_ranges = vec!["198.51.100.0/24".parse().unwrap()];
-        let shown = shown(&view);
-        assert!(shown.contains(&"guarded4 203.0.113.7 . tcp . 80 : ".into()));
-        assert!(shown.contains(&"admitted4 203.0.113.7 . tcp . 80 . 198.51.100.0/24 : ".into()));
+        let ranges: Vec<network::IpNet> = (0..200_u8)
+            .map(|number| network::Ipv4Net::new([198, 51, number, 0].into(), 25).unwrap())
+            .map(Into::into)
+            .collect();
+        let ranges = Arc::new(SourceRanges::new("default/web", true, ranges));
+        view.source_ranges = Some(ranges);
+        let ports = (1..=100).map(|port| PortView {
+            port,
+            ..view.clone()
+        });
+        let all = contribution(&ports.collect::<Vec<_>>());
+        // The ranges are there once, whatever the number of ports.
+        let (guards, sets): (Vec<&String>, Vec<&String>) = all
+            .objects
+            .keys()
+            .partition(|name| name.starts_with("guard-"));
+        assert_eq!((guards.len(), sets.len()), (1, 1));
+        let goto = format!("goto {}", guards[0]);
+        let is_guard =
+            |(slot, value): &(&Slot, &String)| slot.map == Map::Guarded && **value == goto;
+        assert_eq!(all.elements.iter().filter(is_guard).count(), 100);
+        view.admit_no_source();
+        let none = contribution(&[view]);
+        assert!(none.objects.is_empty());
+        let guarded = none
+            .elements
+            .iter()
+            .find(|(slot, _)| slot.map == Map::Guarded);
+        assert_eq!(guarded.map(|(_, value)| value.as_str()), Some("drop"));
     }
 
     #[test]

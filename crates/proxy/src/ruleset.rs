@@ -288,6 +288,12 @@ impl Change<'_> {
                 Object::Chain(_) => self
                     .batch
                     .push(format!("add chain inet {} {name}", self.table)),
+                Object::Ranges(ranges) => {
+                    let declaration = ranges.declaration();
+                    self.batch
+                        .push(format!("add set inet {} {name} {declaration}", self.table));
+                    self.element_statements("add", name, &ranges.elements());
+                }
             }
         }
         let redeclared = changed().any(|(name, object)| {
@@ -329,7 +335,7 @@ impl Change<'_> {
                     .push(format!("{verb} chain inet {} {name}", self.table));
             }
         }
-        for (name, _) in gone().filter(|(_, object)| matches!(object, Object::Set(_))) {
+        for (name, _) in gone().filter(|(_, object)| !matches!(object, Object::Chain(_))) {
             self.batch
                 .push(format!("delete set inet {} {name}", self.table));
         }
@@ -346,14 +352,15 @@ impl Change<'_> {
             by_map.entry((slot.map, slot.v4)).or_default().push(element);
         }
         for ((map, v4), elements) in by_map {
-            for some in elements.chunks(ELEMENTS_PER_STATEMENT) {
-                self.batch.push(format!(
-                    "{verb} element inet {} {} {{ {} }}",
-                    self.table,
-                    map.name(v4),
-                    some.join(", ")
-                ));
-            }
+            self.element_statements(verb, &map.name(v4), &elements);
+        }
+    }
+
+    fn element_statements(&mut self, verb: &str, set: &str, elements: &[String]) {
+        for some in elements.chunks(ELEMENTS_PER_STATEMENT) {
+            let (table, some) = (&self.table, some.join(", "));
+            self.batch
+                .push(format!("{verb} element inet {table} {set} {{ {some} }}"));
         }
     }
 }

@@ -1,20 +1,20 @@
 //! A Service reduced to plain data. Pure.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{collections::HashSet, net::IpAddr, sync::Arc};
 
 use k8s_openapi::api::{
-    core::v1::{PortStatus, Service},
+    core::v1::{LoadBalancerIngress, Service},
     discovery::v1::EndpointSlice,
 };
-use network::{IpNet, Protocol};
+use network::Protocol;
 
-use crate::endpoints::{Chosen, EndpointQuery, IndexedSlice, NodeTopology, choose};
+use crate::{
+    endpoints::{Chosen, EndpointQuery, IndexedSlice, NodeTopology, choose},
+    sources::SourceRanges,
+};
 
 /// Services with this label, whatever its value, are served by another proxy.
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
-
-/// The deprecated annotation for source ranges.
-const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 
 /// The annotation with the node that announces a load balancer's addresses.
 const ANNOUNCER: &str = "mainstay.local/announced-by";
@@ -45,8 +45,8 @@ pub struct PortView {
     pub external_ips: Vec<IpAddr>,
     /// Those of them that are a load balancer's, with source ranges.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Allowed sources for the load balancer's addresses; all if empty.
-    pub source_ranges: Vec<IpNet>,
+    /// Allowed sources for the load balancer's addresses; all without it.
+    pub source_ranges: Option<Arc<SourceRanges>>,
     /// The node port.
     pub node_port: Option<u16>,
     /// The session affinity timeout in seconds.
@@ -66,6 +66,27 @@ impl PortView {
         self.affinity_seconds
             .map_or(0, |_| cluster.len() + local.len())
     }
+
+    /// Refuses clients of the load balancer's addresses, if it does not admit all.
+    pub fn admit_no_source(&mut self) {
+        if self.source_ranges.is_some() {
+            self.source_ranges = Some(Arc::default());
+        }
+    }
+}
+
+/// The source ranges of a Service's views.
+pub fn source_range_count(views: &[PortView]) -> usize {
+    let guarded = views
+        .iter()
+        .filter(|view| !view.load_balancer_ips.is_empty());
+    let of_family = |v4: bool| {
+        let mut views = guarded.clone();
+        let first = views.find(|view| view.cluster_ip.is_ipv4() == v4);
+        first.and_then(|view| view.source_ranges.as_ref())
+    };
+    let ranges = [true, false].into_iter().filter_map(of_family);
+    ranges.map(|ranges| ranges.count()).sum()
 }
 
 /// The operator's settings for Services.
@@ -96,10 +117,8 @@ pub fn announced_by(service: &Service, node: &str) -> Vec<IpAddr> {
     if announcer.map(String::as_str) != Some(node) || class.is_some_and(|class| class != CLASS) {
         return Vec::new();
     }
-    let of_family = |like: IpAddr| load_balancer_ips(service, like, |_| true);
-    let mut all = of_family(Ipv4Addr::UNSPECIFIED.into());
-    all.extend(of_family(Ipv6Addr::UNSPECIFIED.into()));
-    all
+    let all = balancer_addresses(service).into_iter();
+    all.map(|address| address.ip).collect()
 }
 
 /// Whether the addresses are from the load balancer's pool. Only controllers write a Service's
@@ -132,8 +151,10 @@ pub fn views(
         .collect();
     let ports = spec.ports.as_ref().map_or(1, Vec::len).max(1);
     let most = (MOST_ELEMENTS / ports).clamp(1, MOST_ENDPOINTS);
+    let balancer = balancer_addresses(service);
     let mut views = Vec::new();
     for cluster_ip in cluster_ips(service) {
+        let source_ranges = SourceRanges::of_service(service, cluster_ip.is_ipv4());
         for port in spec.ports.iter().flatten() {
             let Some(protocol) = Protocol::from_kubernetes(port.protocol.as_deref()) else {
                 continue;
@@ -148,13 +169,10 @@ pub fn views(
                 v4: cluster_ip.is_ipv4(),
             };
             let node_port = port.node_port.and_then(|port| u16::try_from(port).ok());
-            // Until the load balancer has assigned a new port, it may belong to another Service.
-            let is_given = |given: &PortStatus| {
-                given.port == port.port
-                    && given.error.is_none()
-                    && Protocol::from_kubernetes(Some(&given.protocol)) == Some(protocol)
-            };
-            let load_balancer_ips = load_balancer_ips(service, cluster_ip, is_given);
+            let own = balancer.iter().filter(|address| {
+                address.ip.is_ipv4() == cluster_ip.is_ipv4() && address.has(protocol, port.port)
+            });
+            let load_balancer_ips: Vec<IpAddr> = own.map(|address| address.ip).collect();
             let mut external_ips = load_balancer_ips.clone();
             if policy.allow_external_ips {
                 external_ips.extend(same_family(spec.external_ips.iter().flatten(), cluster_ip));
@@ -166,7 +184,7 @@ pub fn views(
                 cluster_ip,
                 external_ips,
                 load_balancer_ips,
-                source_ranges: source_ranges(service, cluster_ip),
+                source_ranges: source_ranges.clone(),
                 node_port: node_port.filter(|port| *port != 0),
                 affinity_seconds: affinity(service),
                 internal_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
@@ -206,57 +224,50 @@ fn same_family<'a>(ips: impl Iterator<Item = &'a String>, like: IpAddr) -> Vec<I
         .collect()
 }
 
-/// The load balancer's addresses of a family. For the built-in one, only those with a port that
-/// `is_given`, if the status lists ports.
-fn load_balancer_ips(
-    service: &Service,
-    like: IpAddr,
-    is_given: impl Fn(&PortStatus) -> bool,
-) -> Vec<IpAddr> {
-    let is_load_balancer = service
-        .spec
-        .as_ref()
-        .is_some_and(|spec| spec.type_.as_deref() == Some("LoadBalancer"));
-    let status = service
-        .status
-        .as_ref()
-        .and_then(|status| status.load_balancer.as_ref());
-    let ingress = status
-        .and_then(|balancer| balancer.ingress.as_ref())
-        .into_iter()
-        .flatten();
-    // With ipMode Proxy traffic is sent to the load balancer itself.
-    let direct = ingress.filter(|ingress| ingress.ip_mode.as_deref() != Some("Proxy"));
-    let class = service
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.load_balancer_class.as_deref());
-    let is_inside = class.is_none_or(|class| class == CLASS);
-    let direct = direct.filter(|ingress| {
-        let ports = ingress.ports.as_deref().unwrap_or_default();
-        !is_inside || ports.is_empty() || ports.iter().any(&is_given)
-    });
-    if is_load_balancer {
-        same_family(direct.filter_map(|ingress| ingress.ip.as_ref()), like)
-    } else {
-        Vec::new()
+/// An address of a load balancer.
+struct BalancerAddress {
+    ip: IpAddr,
+    /// The ports that the Service has got at the address; all without it. A user chooses how many there are.
+    ports: Option<HashSet<(Protocol, i32)>>,
+}
+
+impl BalancerAddress {
+    /// Until the load balancer has assigned a new port, it may belong to another Service.
+    fn has(&self, protocol: Protocol, port: i32) -> bool {
+        let ports = self.ports.as_ref();
+        ports.is_none_or(|ports| ports.contains(&(protocol, port)))
     }
 }
 
-fn source_ranges(service: &Service, like: IpAddr) -> Vec<IpNet> {
+/// The load balancer's addresses. Only the built-in one lists the ports that a Service has got.
+fn balancer_addresses(service: &Service) -> Vec<BalancerAddress> {
     let spec = service.spec.as_ref();
-    let given = spec.and_then(|spec| spec.load_balancer_source_ranges.as_ref());
-    let is_given = given.is_some_and(|ranges| !ranges.is_empty());
-    let ranges = given.into_iter().flatten();
-    let annotation = service.metadata.annotations.as_ref();
-    let annotation = annotation.and_then(|all| all.get(SOURCE_RANGES));
-    let annotated = annotation.filter(|_| !is_given).into_iter();
-    let annotated = annotated.flat_map(|ranges| ranges.split(','));
-    let ranges = ranges.map(String::as_str).chain(annotated);
-    let parsed = ranges.filter_map(|range| range.trim().parse::<IpNet>().ok());
-    let of_family = parsed.filter(|range| range.addr().is_ipv4() == like.is_ipv4());
-    // The kernel rejects overlapping ranges.
-    IpNet::aggregate(&of_family.map(|range| range.trunc()).collect())
+    if spec.and_then(|spec| spec.type_.as_deref()) != Some("LoadBalancer") {
+        return Vec::new();
+    }
+    let class = spec.and_then(|spec| spec.load_balancer_class.as_deref());
+    let is_inside = class.is_none_or(|class| class == CLASS);
+    let status = service.status.as_ref();
+    let balancer = status.and_then(|status| status.load_balancer.as_ref());
+    let ingress = balancer.and_then(|balancer| balancer.ingress.as_ref());
+    // With ipMode Proxy traffic is sent to the load balancer itself.
+    let direct = ingress.into_iter().flatten();
+    let direct = direct.filter(|ingress| ingress.ip_mode.as_deref() != Some("Proxy"));
+    let address = |ingress: &LoadBalancerIngress| {
+        let ports = ingress.ports.as_deref().unwrap_or_default();
+        let given = ports.iter().filter(|port| port.error.is_none());
+        let given = given.filter_map(|given| {
+            Some((
+                Protocol::from_kubernetes(Some(&given.protocol))?,
+                given.port,
+            ))
+        });
+        Some(BalancerAddress {
+            ip: ingress.ip.as_ref()?.parse().ok()?,
+            ports: (is_inside && !ports.is_empty()).then(|| given.collect()),
+        })
+    };
+    direct.filter_map(address).collect()
 }
 
 fn affinity(service: &Service) -> Option<u32> {
@@ -416,10 +427,9 @@ mod tests {
             views[0].external_ips,
             ["203.0.113.7".parse::<IpAddr>().unwrap()]
         );
-        assert_eq!(
-            views[0].source_ranges,
-            ["198.51.100.0/24".parse::<IpNet>().unwrap()]
-        );
+        let ranges = views[0].source_ranges.as_ref().unwrap();
+        assert_eq!(ranges.elements(), ["198.51.100.0/24"]);
+        assert_eq!(source_range_count(&views), 1);
     }
 
     #[test]

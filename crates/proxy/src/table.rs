@@ -89,13 +89,10 @@ pub fn declaration(table: &str, map: Map, v4: bool) -> String {
         Map::NodePortEndpoints(_) | Map::OutsideNodePortEndpoints(_) => {
             ("map", format!("{port} : {address} . inet_service"))
         }
-        Map::Unserved | Map::Guarded => ("set", format!("{address} . {port}")),
+        Map::Guarded => ("map", format!("{address} . {port} : verdict")),
+        Map::Unserved => ("set", format!("{address} . {port}")),
         Map::UnservedNodePorts => ("set", port.to_owned()),
         Map::Hairpin => ("set", format!("{address} . {address}")),
-        Map::Admitted => (
-            "set",
-            format!("{address} . {port} . {address}; flags interval"),
-        ),
     };
     format!("add {what} inet {table} {name} {{ type {key}; }}")
 }
@@ -145,7 +142,6 @@ impl Writer<'_> {
             "services",
             "entries",
             "guard",
-            "admit",
             "unserved",
             "refuse",
         ];
@@ -223,16 +219,9 @@ impl Writer<'_> {
         for (ip, v4) in FAMILIES {
             let (services, outside) = (Map::Services.name(v4), Map::OutsideServices.name(v4));
             let (ports, outside_ports) = (Map::NodePorts.name(v4), Map::OutsideNodePorts.name(v4));
-            let (guarded, admitted) = (Map::Guarded.name(v4), Map::Admitted.name(v4));
+            let guarded = Map::Guarded.name(v4);
             let local = format!("{} {port}", on_node(v4));
-            self.rule(
-                "guard",
-                format!("{ip} daddr . {port} @{guarded} jump admit"),
-            );
-            self.rule(
-                "admit",
-                format!("{ip} daddr . {port} . {ip} saddr @{admitted} return"),
-            );
+            self.rule("guard", format!("{ip} daddr . {port} vmap @{guarded}"));
             let foreign = match Frame::cidrs(&frame.cluster_cidrs, v4) {
                 Some(inside) => format!("{ip} saddr != {{ {inside} }}"),
                 None => format!("meta nfproto {}", if v4 { "ipv4" } else { "ipv6" }),
@@ -249,7 +238,6 @@ impl Writer<'_> {
         // Entries of picking chains change with the numbers of endpoints.
         self.rule("outside", "jump outside-entries");
         self.rule("services", "jump entries");
-        self.rule("admit", "drop");
         self.batch.push(format!(
             "insert rule inet {} prerouting jump guard",
             self.table

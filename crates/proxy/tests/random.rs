@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use network::{
     Protocol,
@@ -15,6 +15,7 @@ use proxy::{
     rules::contribution,
     ruleset::{Datagrams, Ruleset},
     service::PortView,
+    sources::SourceRanges,
     table::Frame,
 };
 
@@ -96,7 +97,11 @@ fn view(random: &mut Random, service: u64) -> PortView {
         cluster_ip: cluster_ip.parse().unwrap(),
         external_ips: balancers.clone(),
         load_balancer_ips: balancers,
-        source_ranges: ranges.iter().map(|range| range.parse().unwrap()).collect(),
+        source_ranges: (!ranges.is_empty()).then(|| {
+            let ranges = ranges.iter().map(|range| range.parse().unwrap());
+            let name = format!("default/service-{service}");
+            Arc::new(SourceRanges::new(&name, v4, ranges.collect()))
+        }),
         node_port: random
             .chance(50)
             .then(|| 30000 + u16::try_from(random.below(4)).unwrap()),

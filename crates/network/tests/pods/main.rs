@@ -234,6 +234,38 @@ fn a_host_port_that_a_process_of_the_node_listens_on_is_refused() {
 }
 
 #[test]
+fn changed_rules_of_the_pod_network_are_restored() {
+    lab::node(|_| async move {
+        let state = tempfile::tempdir().unwrap();
+        let network = network(state.path()).await;
+        let pod = Namespace::new();
+        let mut with_port = request("a", &pod);
+        with_port.port_mappings = vec![network::PortMapping {
+            protocol: Protocol::Tcp,
+            container_port: 80,
+            host_port: 8080,
+            host_ip: None,
+        }];
+        network.attach(with_port).await.unwrap();
+        let table = format!("inet mainstay-{ID}");
+        let shown = || lab::command(&format!("nft -s list table {table}"));
+        let before = shown();
+        network.repair().await.unwrap();
+        for change in [
+            format!("flush table {table}"),
+            format!("flush chain {table} sources"),
+            format!("flush map {table} hostports4"),
+            format!("add rule {table} loopback accept"),
+        ] {
+            lab::command(&format!("nft '{change}'"));
+            assert_ne!(shown(), before, "{change}");
+            network.repair().await.unwrap();
+            assert_eq!(shown(), before, "{change}");
+        }
+    });
+}
+
+#[test]
 fn pod_traffic_passes_docker_and_removed_rules_are_restored() {
     lab::node(|outside| async move {
         let docker = "nft 'add table ip filter; \

@@ -195,9 +195,39 @@ fn an_address_that_changes_hands_is_judged_as_its_new_pod() {
         // The API still shows the old pod; its address now belongs to another one.
         node.show("x", "new", json!({"pod": "new"}), "here", &ips);
         let key = ("x".to_owned(), "new".to_owned());
-        node.enforcer.admit(key, &ips).await.unwrap();
+        node.enforcer.admit("new", key, &ips).await.unwrap();
         let table = node.table();
         assert!(!table.contains(&format!("{} : goto", ips[0])), "{table}");
+    });
+}
+
+#[test]
+fn a_late_release_of_an_address_does_not_free_its_next_pod_of_its_policies() {
+    lab::node(|outside| async move {
+        let mut node = LabNode::start(outside).await;
+        node.namespace("x", json!({}));
+        node.policy("x", "deny", json!({"podSelector": {}}));
+        let ips = node.attach("x", "new").await;
+        let table = node.table();
+        let is_isolated = |node: &LabNode| node.table().contains(&format!("{} : drop", ips[0]));
+        assert!(is_isolated(&node), "{table}");
+        // The sandbox that had the address before, and one that garbage collection did not report.
+        let key = |name: &str| ("x".to_owned(), name.to_owned());
+        node.enforcer.note_attached("old", key("old"), &ips);
+        node.enforcer.note_attached("lost", key("another"), &ips);
+        node.enforcer.admit("new", key("new"), &ips).await.unwrap();
+        node.network.detach("old", None).await.unwrap();
+        node.settle().await;
+        assert!(is_isolated(&node));
+        node.stop();
+        node.run();
+        node.settle().await;
+        assert!(is_isolated(&node));
+        // Only its own release frees it; other sandboxes are kept.
+        let alive = ["lost".to_owned()].into();
+        node.network.retain(&alive).await.unwrap();
+        node.settle().await;
+        assert!(!is_isolated(&node));
     });
 }
 

@@ -116,7 +116,8 @@ impl LabNode {
     pub(crate) async fn settle(&self) {
         let unreachable = ("nowhere".to_owned(), "nobody".to_owned());
         let address = [IpAddr::from([10, 42, 0, 250])];
-        self.enforcer.admit(unreachable, &address).await.unwrap();
+        let admitted = self.enforcer.admit("nowhere", unreachable, &address);
+        admitted.await.unwrap();
     }
 
     pub(crate) fn namespace(&self, name: &str, labels: Value) {
