@@ -8,7 +8,7 @@ use machinery::{
     format, normalise,
 };
 
-use super::{structural::Schema, view::View, walk};
+use super::{structural::Schema, validate::MAX_ERRORS, view::View, walk};
 
 /// Decodes the metadata of embedded objects: unknown fields are dropped and recorded, invalid ones
 /// are errors.
@@ -87,7 +87,7 @@ fn read_own(object: &mut Object, path: &Path, findings: &mut Findings) -> Result
 /// Validates that embedded objects have apiVersion, kind and valid metadata.
 pub(super) fn check(schema: &Schema, value: View<'_>, path: &Path, errors: &mut Errors) {
     let mut visit = |schema: &Schema, value: View<'_>, path: &Path| {
-        if let (true, View::Map(object)) = (schema.embedded, value) {
+        if let (true, View::Map(object)) = (schema.embedded && errors.len() < MAX_ERRORS, value) {
             check_own(object, path, errors);
         }
     };

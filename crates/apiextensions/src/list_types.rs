@@ -9,6 +9,7 @@ use machinery::{
 
 use super::{
     structural::{ListType, Schema},
+    validate::MAX_ERRORS,
     view::View,
     walk,
 };
@@ -45,7 +46,7 @@ fn check_unique(items: &[Value], path: &Path, errors: &mut Errors) {
     for (index, item) in items.iter().enumerate() {
         let times = seen.entry(item).or_default();
         *times += 1;
-        if *times == 2 {
+        if *times == 2 && errors.len() < MAX_ERRORS {
             errors.push(Error::duplicate(&path.index(index), item.clone()));
         }
     }

@@ -1,6 +1,8 @@
 //! Ratcheting: correlates new values with old ones, and decides whether they are unchanged, as far
 //! as the schema allows.
 
+use std::{collections::HashMap, slice};
+
 use machinery::Value;
 
 use super::{
@@ -41,26 +43,21 @@ impl<'a> CorrelatedValue<'a> {
         Some(Self::new(schema, new.into(), old.into()))
     }
 
-    /// The same for an item: the old item with the same keys. Only lists of type map can be
-    /// correlated.
-    pub(super) fn index(&self, index: usize) -> Option<Self> {
+    /// The old items of a list. Only lists of type map can be correlated.
+    pub(super) fn items(&self) -> Option<CorrelatedItems<'a>> {
         let (View::List(new), View::List(old)) = (self.new, self.old) else {
             return None;
         };
         let ListType::Map(keys) = &self.schema.list_type else {
             return None;
         };
-        let items = self.schema.items.as_deref()?;
-        let new = new.get(index)?;
-        let value = |item: &Value, key: &str| {
-            let default = || items.properties.get(key)?.default.clone();
-            item.get(key).cloned().or_else(default)
-        };
-        let is_it = |old: &&Value| {
-            old.is_object() && keys.iter().all(|key| value(new, key) == value(old, key))
-        };
-        let old = old.iter().find(is_it)?;
-        Some(Self::new(items, new.into(), old.into()))
+        Some(CorrelatedItems {
+            schema: self.schema.items.as_deref()?,
+            keys,
+            new,
+            known: HashMap::new(),
+            unread: old.iter(),
+        })
     }
 
     /// Whether nothing has changed. Fields outside of the schema cannot be compared, so an object
@@ -76,13 +73,66 @@ impl<'a> CorrelatedValue<'a> {
                 new.len() == old.len() && new.keys().all(|key| same(self.key(key)))
             }
             (View::List(new), View::List(old)) => match self.schema.list_type {
-                ListType::Map(_) => {
-                    new.len() == old.len() && (0..new.len()).all(|i| same(self.index(i)))
+                ListType::Map(_) if new.len() == old.len() => {
+                    let items = self.items();
+                    items.is_some_and(|mut items| (0..new.len()).all(|i| same(items.get(i))))
                 }
+                ListType::Map(_) => false,
                 _ => new == old,
             },
             _ => false,
         }
+    }
+}
+
+/// The items of a list with their old ones: the first old item with the same keys.
+pub(super) struct CorrelatedItems<'a> {
+    schema: &'a Schema,
+    keys: &'a [String],
+    new: &'a [Value],
+    /// Old items by their keys. The others are read when they are needed, so that a list in the same order needs only
+    /// one of them for each item.
+    known: HashMap<ItemKeys<'a>, &'a Value>,
+    unread: slice::Iter<'a, Value>,
+}
+
+/// The values of an item's keys, or their defaults.
+type ItemKeys<'a> = Vec<Option<&'a Value>>;
+
+impl<'a> CorrelatedItems<'a> {
+    /// The new item at this position with its old one.
+    pub(super) fn get(&mut self, index: usize) -> Option<CorrelatedValue<'a>> {
+        let new = self.new.get(index)?;
+        let wanted = self.keys_of(new);
+        let old = match self.known.get(&wanted) {
+            Some(old) => *old,
+            None => self.read_until(&wanted)?,
+        };
+        Some(CorrelatedValue::new(self.schema, new.into(), old.into()))
+    }
+
+    fn read_until(&mut self, wanted: &ItemKeys<'a>) -> Option<&'a Value> {
+        while let Some(old) = self.unread.next() {
+            if !old.is_object() {
+                continue;
+            }
+            let keys = self.keys_of(old);
+            let is_it = keys == *wanted;
+            self.known.entry(keys).or_insert(old);
+            if is_it {
+                return Some(old);
+            }
+        }
+        None
+    }
+
+    fn keys_of(&self, item: &'a Value) -> ItemKeys<'a> {
+        let schema = self.schema;
+        let value = |key: &'a String| {
+            let default = || schema.properties.get(key)?.default.as_ref();
+            item.get(key).or_else(default)
+        };
+        self.keys.iter().map(value).collect()
     }
 }
 
@@ -158,6 +208,29 @@ mod tests {
         );
         let other = json!([{"n": "a", "v": 6}]);
         assert_eq!(wrong(map, old, other), ["spec[0].v"]);
+    }
+
+    #[test]
+    fn items_of_a_long_list_are_found_in_any_order_and_the_first_of_the_same_keys_counts() {
+        let field = |kind: &str| json!({"type": kind});
+        let items = json!({"type": "object", "properties": {
+            "n": field("integer"), "p": {"type": "string", "default": "x"},
+            "v": {"type": "integer", "maximum": 1}}});
+        let map = json!({"type": "array", "items": items, "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["n", "p"]});
+        let item = |n: i32| json!({"n": n, "p": "y", "v": 5});
+        let list = |numbers: &mut dyn Iterator<Item = i32>| -> Value {
+            numbers.map(item).collect::<Vec<_>>().into()
+        };
+        let count = 50_000;
+        let old = list(&mut (0..count));
+        assert!(wrong(map.clone(), old.clone(), list(&mut (0..count).rev())).is_empty());
+        let shifted = list(&mut (1..=count));
+        assert_eq!(wrong(map.clone(), old, shifted), ["spec[49999].v"]);
+        let twice = json!([{"n": 1, "p": "x", "v": 5}, {"n": 1, "v": 6}]);
+        let new = |v: i32| json!([{"n": 1, "p": "x", "v": v}]);
+        assert!(wrong(map.clone(), twice.clone(), new(5)).is_empty());
+        assert_eq!(wrong(map, twice, new(6)), ["spec[0].v"]);
     }
 
     #[test]

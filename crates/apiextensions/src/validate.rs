@@ -6,18 +6,21 @@ mod numbers;
 
 use machinery::{
     Object, Value,
-    field::{Error, Errors, Path},
+    field::{Error, ErrorKind, Errors, Path},
 };
 
 use super::scale::ScalePaths;
 use super::{
     embedded, formats, list_types,
-    ratchet::CorrelatedValue,
+    ratchet::{CorrelatedItems, CorrelatedValue},
     rules::Rules,
     scale,
     structural::{AdditionalProperties, Schema},
     view::View,
 };
+
+/// The most errors that one check keeps. An object can have millions of them: each of its items may be wrong.
+pub(crate) const MAX_ERRORS: usize = 1000;
 
 /// The errors of a new object.
 pub(crate) fn object(
@@ -31,11 +34,28 @@ pub(crate) fn object(
     scale::check_status(scale, object, &mut errors);
     embedded::check(schema, View::Map(object), &Path::new(""), &mut errors);
     list_types::check(schema, object, &mut errors);
-    // Rules rely on the declared types.
-    if let Some(rules) = rules.filter(|_| errors.is_empty()) {
+    if let Some(rules) = applicable(rules, &mut errors) {
         rules.check(View::Map(object), &Path::new(""), &mut errors);
     }
     errors
+}
+
+/// The rules, unless there are errors after which they cannot be evaluated: rules rely on the declared types and sizes.
+fn applicable<'r>(rules: Option<&'r Rules>, errors: &mut Errors) -> Option<&'r Rules> {
+    use ErrorKind::{NotSupported, Required, TooLong, TooMany, TypeInvalid};
+    let rules = rules?;
+    let blocks = |error: &Error| {
+        matches!(
+            error.kind,
+            NotSupported | Required | TooLong | TooMany | TypeInvalid
+        )
+    };
+    if !errors.iter().any(blocks) {
+        return Some(rules);
+    }
+    let detail = "some validation rules were not checked because the object was invalid; correct the existing errors to complete validation";
+    errors.push(Error::invalid(&Path::new(""), Value::Null, detail));
+    None
 }
 
 /// The errors of an update: unchanged invalid values are kept, so that a schema may become stricter
@@ -53,7 +73,7 @@ pub(crate) fn update(
     scale::check_status(scale, object, &mut errors);
     embedded::check(schema, View::Map(object), &Path::new(""), &mut errors);
     list_types::check_update(schema, object, old, &mut errors);
-    if let Some(rules) = rules.filter(|_| errors.is_empty()) {
+    if let Some(rules) = applicable(rules, &mut errors) {
         rules.check_update(was, &Path::new(""), &mut errors);
     }
     errors
@@ -75,7 +95,7 @@ pub(crate) fn status(
     }
     scale::check_status(scale, object, &mut errors);
     list_types::check_update(schema, object, old, &mut errors);
-    if let Some(rules) = rules.filter(|_| errors.is_empty()) {
+    if let Some(rules) = applicable(rules, &mut errors) {
         rules.check_update(whole, &Path::new(""), &mut errors);
     }
     errors
@@ -86,8 +106,8 @@ pub(crate) fn value(schema: &Schema, value: &Value, path: &Path) -> Errors {
     check(schema, value.into(), None, "").into_errors(path)
 }
 
-/// The deduplicated errors, and how many checks passed: of several failed alternatives, the one
-/// with the most matches is reported.
+/// The deduplicated errors, at most [`MAX_ERRORS`], and how many checks passed: of several failed alternatives, the
+/// one with the most matches is reported.
 #[derive(Default)]
 struct ValidationResult {
     complaints: Vec<Complaint>,
@@ -114,7 +134,8 @@ enum Wrong {
 
 impl ValidationResult {
     fn add(&mut self, path: &str, what: Wrong, message: String) {
-        if !self.complaints.iter().any(|c| c.message == message) {
+        let is_full = self.complaints.len() >= MAX_ERRORS;
+        if !is_full && !self.complaints.iter().any(|c| c.message == message) {
             self.complaints.push(Complaint {
                 path: path.to_owned(),
                 what,
@@ -309,8 +330,11 @@ fn check_items(
     found: &mut ValidationResult,
 ) {
     if let Some(below) = &schema.items {
+        let mut old = was.and_then(CorrelatedValue::items);
         for (index, item) in items.iter().enumerate() {
-            let was = was.and_then(|was| was.index(index));
+            let was = old
+                .as_mut()
+                .and_then(|old: &mut CorrelatedItems| old.get(index));
             let path = format!("{path}[{index}]");
             found.merge(check(below, item.into(), was, &path));
         }

@@ -1,7 +1,7 @@
 //! Declarations of a schema: fields of objects by their names in expressions, how values are read
 //! from JSON, and their maximum sizes.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
 use crate::types::Type;
 
@@ -185,9 +185,63 @@ pub fn escape(property: &str) -> Option<String> {
     Some(name)
 }
 
+/// The property of an escaped name; `None` if it has an invalid escape sequence.
+pub(crate) fn unescape(name: &str) -> Option<Cow<'_, str>> {
+    if !name.contains("__") {
+        return Some(Cow::Borrowed(name));
+    }
+    let mut property = String::with_capacity(name.len());
+    let mut rest = name;
+    while let Some(at) = rest.find("__") {
+        let (before, from) = rest.split_at(at);
+        property.push_str(before);
+        let within = &from[2..];
+        let end = within.find('_').unwrap_or(within.len());
+        let Some(after) = within[end..].strip_prefix("__").filter(|_| end > 0) else {
+            // No sequence begins here: it has two underscores, one or more other characters, and two underscores.
+            property.push('_');
+            rest = &from[1..];
+            continue;
+        };
+        property.push_str(match &within[..end] {
+            "underscores" => "__",
+            "dot" => ".",
+            "dash" => "-",
+            "slash" => "/",
+            keyword if KEYWORDS.contains(&keyword) && end + 4 == name.len() => keyword,
+            _ => return None,
+        });
+        rest = after;
+    }
+    property.push_str(rest);
+    Some(Cow::Owned(property))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::escape;
+    use super::{escape, unescape};
+
+    #[test]
+    fn names_are_unescaped_as_upstream_unescapes_them() {
+        for (name, property) in [
+            ("replicas", Some("replicas")),
+            ("namespace", Some("namespace")),
+            ("__namespace__", Some("namespace")),
+            ("x__dash__prop", Some("x-prop")),
+            ("x-prop", Some("x-prop")),
+            ("redact__underscores__d", Some("redact__d")),
+            ("redact__d", Some("redact__d")),
+            ("a__dot__b__slash__c", Some("a.b/c")),
+            ("a__b__c", None),
+            ("a__if__c", None),
+            ("___dot__a", Some("_.a")),
+            ("__", Some("__")),
+            ("_____", Some("_____")),
+            ("__dot_", Some("__dot_")),
+        ] {
+            assert_eq!(unescape(name).as_deref(), property, "{name}");
+        }
+    }
 
     #[test]
     fn properties_are_escaped_as_upstream_escapes_them() {

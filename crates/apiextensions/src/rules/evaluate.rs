@@ -1,5 +1,7 @@
 //! Evaluation of rules on objects, within a cost limit per rule and per object.
 
+use std::cell::OnceCell;
+
 use cel::{
     Decl, Error as Failure, PER_CALL_LIMIT, Value as Cel,
     value::{List, Map},
@@ -7,7 +9,7 @@ use cel::{
 use machinery::field::{Error, ErrorKind, Errors, Path, PathBuf};
 
 use super::{
-    super::{ratchet::CorrelatedValue, view::View},
+    super::{ratchet::CorrelatedValue, validate::MAX_ERRORS, view::View},
     compile::{Compiled, Rule, Rules},
 };
 
@@ -16,34 +18,49 @@ const OBJECT_LIMIT: u64 = 10_000_000;
 /// The maximum length of a message from an expression.
 const LONGEST_MESSAGE: usize = 5 * 1024;
 
-/// The old value of a value, and whether its errors existed before.
-#[derive(Clone, Copy)]
-struct Correlation<'a> {
-    current: Option<CorrelatedValue<'a>>,
-    /// The closest enclosing value that has an old one.
-    parent: Option<CorrelatedValue<'a>>,
+/// A value with its old one, compared at most once: each item of a list may ask for its list.
+struct Compared<'a> {
+    value: CorrelatedValue<'a>,
+    is_same: OnceCell<bool>,
 }
 
-impl<'a> Correlation<'a> {
-    fn below(self, next: impl FnOnce(CorrelatedValue<'a>) -> Option<CorrelatedValue<'a>>) -> Self {
+impl<'a> Compared<'a> {
+    fn new(value: CorrelatedValue<'a>) -> Self {
+        Self {
+            value,
+            is_same: OnceCell::new(),
+        }
+    }
+}
+
+/// The old value of a value, and whether its errors existed before.
+#[derive(Clone, Copy)]
+struct Correlation<'c, 'a> {
+    current: Option<&'c Compared<'a>>,
+    /// The closest enclosing value that has an old one.
+    parent: Option<&'c Compared<'a>>,
+}
+
+impl<'c, 'a> Correlation<'c, 'a> {
+    /// The same for a field or an item, of which this is the old value if it has one.
+    fn below(self, next: Option<&'c Compared<'a>>) -> Self {
         match self.current {
             None => self,
-            Some(current) => Self {
-                current: next(current),
-                parent: Some(current),
+            parent => Self {
+                current: next,
+                parent,
             },
         }
     }
 
     /// Unchanged values may violate newer rules.
     fn is_unchanged(self) -> bool {
-        self.current
-            .or(self.parent)
-            .is_some_and(|was| was.is_same())
+        let was = self.current.or(self.parent);
+        was.is_some_and(|was| *was.is_same.get_or_init(|| was.value.is_same()))
     }
 }
 
-/// The budget is exhausted: no more rules are evaluated.
+/// The budget is exhausted, or there are enough errors: no more rules are evaluated.
 struct Exhausted;
 
 struct Run<'e> {
@@ -83,8 +100,9 @@ impl Rules {
             errors,
             ratcheted: Errors::new(),
         };
+        let was = was.map(Compared::new);
         let correlation = Correlation {
-            current: was,
+            current: was.as_ref(),
             parent: None,
         };
         // Exhaustion is reported among the errors.
@@ -98,7 +116,7 @@ impl Run<'_> {
         &mut self,
         rules: &Rules,
         value: View<'_>,
-        correlation: Correlation<'_>,
+        correlation: Correlation<'_, '_>,
         path: &Path,
     ) -> Result<(), Exhausted> {
         if matches!(value, View::Null) {
@@ -114,19 +132,24 @@ impl Run<'_> {
             };
             self.node(branch, value, outside, path)?;
         }
+        let was = correlation.current.map(|was| &was.value);
         match value {
             View::List(items) => {
                 let Some(below) = &rules.items else {
                     return Ok(());
                 };
+                let mut old = was.and_then(CorrelatedValue::items);
                 for (i, item) in items.iter().enumerate() {
-                    let next = correlation.below(|was| was.index(i));
+                    let old = old.as_mut().and_then(|old| old.get(i));
+                    let old = old.map(Compared::new);
+                    let next = correlation.below(old.as_ref());
                     self.node(below, item.into(), next, &path.index(i))?;
                 }
             }
             View::Map(map) => {
                 for (key, item) in map.iter() {
-                    let next = correlation.below(|was| was.key(key));
+                    let old = was.and_then(|was| was.key(key)).map(Compared::new);
+                    let next = correlation.below(old.as_ref());
                     if let Some(below) = rules.properties.get(key.as_str()) {
                         self.node(below, item.into(), next, &path.child(key))?;
                     } else if let Some(below) = &rules.others {
@@ -144,9 +167,12 @@ impl Run<'_> {
         rules: &Rules,
         rule: &Rule,
         value: View<'_>,
-        correlation: Correlation<'_>,
+        correlation: Correlation<'_, '_>,
         path: &Path,
     ) -> Result<(), Exhausted> {
+        if self.errors.len() >= MAX_ERRORS {
+            return Err(Exhausted);
+        }
         let kind = rules.schema_type.as_str();
         let compiled = match &rule.compiled {
             Ok(compiled) => compiled,
@@ -156,7 +182,7 @@ impl Run<'_> {
                 return Ok(());
             }
         };
-        let old = correlation.current.map(|was| was.old_value());
+        let old = correlation.current.map(|was| was.value.old_value());
         let old = old.filter(|old| !matches!(old, View::Null));
         if compiled.uses_old_self && old.is_none() && !rule.optional_old_self {
             return Ok(());
@@ -194,6 +220,7 @@ impl Run<'_> {
             detail,
         };
         match !compiled.uses_old_self && correlation.is_unchanged() {
+            true if self.ratcheted.len() >= MAX_ERRORS => {}
             true => self.ratcheted.push(error),
             false => self.errors.push(error),
         }
@@ -279,7 +306,7 @@ impl Run<'_> {
 }
 
 /// The values of `self` and `oldSelf`.
-fn variables<'a>(
+pub(super) fn variables<'a>(
     new: View<'a>,
     old: Option<View<'a>>,
     decl: Option<&'a Decl>,

@@ -15,3 +15,5 @@ pub use definition::check as check_rules;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod upstream_tests;

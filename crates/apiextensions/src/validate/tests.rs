@@ -311,3 +311,87 @@ fn a_status_is_checked_by_itself() {
     assert_eq!(reported(json!({"n": "x"}), json!({})), [line]);
     assert!(reported(json!({"phase": "long", "n": 1}), json!({"phase": "long"})).is_empty());
 }
+
+#[test]
+fn an_object_with_many_errors_has_a_thousand_of_them() {
+    let names = json!({"type": "array", "items": {"type": "string", "enum": ["a", "b"]}});
+    let wrong: Value = vec![Value::from(1); 200_000].into();
+    assert_eq!(said(names.clone(), wrong).len(), MAX_ERRORS);
+    let map =
+        json!({"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "integer"}});
+    let twice: Value = (0..200_000)
+        .map(|n| Value::from(n / 2))
+        .collect::<Vec<_>>()
+        .into();
+    assert_eq!(said(map, twice).len(), MAX_ERRORS);
+    let pods = json!({"type": "array", "items": {"type": "object", "x-kubernetes-embedded-resource": true}});
+    let empty: Value = vec![json!({}); 100_000].into();
+    let found = said(pods, empty).len();
+    assert!((MAX_ERRORS..MAX_ERRORS + 10).contains(&found), "{found}");
+}
+
+/// The errors of a new object whose `spec` has a rule.
+fn with_rule(spec: Value) -> Vec<String> {
+    let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "required": ["name"],
+        "x-kubernetes-validations": [{"rule": "self.name != 'bad'", "message": "is bad"}],
+        "properties": {"name": {"type": "string", "maxLength": 5}, "more": {"type": "string", "pattern": "^b"},
+            "size": {"type": "integer", "minimum": 3},
+            "set": {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}},
+            "kind": {"type": "string", "enum": ["a"]}}}}});
+    let rules = Rules::read(&schema).unwrap();
+    let object = json!({"spec": spec});
+    let errors = super::object(
+        &Schema::read(&schema),
+        Some(&rules),
+        None,
+        object.as_object().unwrap(),
+    );
+    errors.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn rules_are_evaluated_beside_errors_that_leave_types_and_sizes_intact() {
+    const UNCHECKED: &str = "<nil>: Invalid value: null: some validation rules were not checked because the object was invalid; correct the existing errors to complete validation";
+    let bad = "spec: Invalid value: is bad";
+    for (spec, second) in [
+        (json!({"name": "bad", "more": "a"}), bad),
+        (json!({"name": "bad", "size": 1}), bad),
+        (json!({"name": "bad", "set": ["a", "a"]}), bad),
+        (json!({"size": 3}), UNCHECKED),
+        (json!({"name": 5}), UNCHECKED),
+        (json!({"name": "too long"}), UNCHECKED),
+        (json!({"name": "bad", "kind": "b"}), UNCHECKED),
+    ] {
+        let found = with_rule(spec.clone());
+        assert_eq!(
+            (found.len(), found[1].as_str()),
+            (2, second),
+            "{spec} {found:?}"
+        );
+    }
+    assert_eq!(with_rule(json!({"name": "good", "size": 1})).len(), 1);
+}
+
+#[test]
+fn rules_that_many_items_violate_have_a_thousand_errors() {
+    let schema = json!({"type": "object", "properties": {"spec": {"type": "array", "items": {"type": "integer",
+        "x-kubernetes-validations": [{"rule": "self > 5"}]}}}});
+    let rules = Rules::read(&schema).unwrap();
+    let schema = Schema::read(&schema);
+    let old = json!({"spec": vec![1; 20_000]});
+    let mut new = old.clone();
+    let (old, unchanged) = (old.as_object().unwrap(), new.clone());
+    assert!(
+        update(
+            &schema,
+            Some(&rules),
+            None,
+            unchanged.as_object().unwrap(),
+            old
+        )
+        .is_empty()
+    );
+    new["spec"][19_999] = json!(2);
+    let found = update(&schema, Some(&rules), None, new.as_object().unwrap(), old);
+    assert_eq!(found.len(), MAX_ERRORS);
+}

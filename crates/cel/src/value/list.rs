@@ -1,10 +1,10 @@
 //! Lists: of an object in place, new ones, and concatenations.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use machinery::json;
 
-use super::{Result, Value};
+use super::{Result, Value, map::Key};
 use crate::{
     decl::{Decl, DeclKind, ListSemantics},
     meter,
@@ -32,11 +32,13 @@ pub enum List<'a> {
 }
 
 /// New elements.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Items<'a> {
     values: Vec<Value<'a>>,
     /// The maximum depth of an element.
     pub(super) depth: u32,
+    /// Those of the list that others were added to.
+    semantics: &'a ListSemantics,
 }
 
 #[derive(Debug)]
@@ -51,7 +53,11 @@ pub struct Joined<'a> {
 impl<'a> Items<'a> {
     pub(super) fn new(values: Vec<Value<'a>>) -> Self {
         let depth = values.iter().map(Value::depth).max().unwrap_or(0);
-        Self { values, depth }
+        Self {
+            values,
+            depth,
+            semantics: ATOMIC,
+        }
     }
 
     pub(crate) fn push(&mut self, value: Value<'a>) {
@@ -136,10 +142,11 @@ impl<'a> List<'a> {
         Ok(false)
     }
 
-    fn semantics(&self) -> &ListSemantics {
+    fn semantics(&self) -> &'a ListSemantics {
         match self {
             Self::Json { semantics, .. } => semantics,
-            Self::Owned(_) | Self::Joined(_) => ATOMIC,
+            Self::Owned(items) => items.semantics,
+            Self::Joined(_) => ATOMIC,
         }
     }
 
@@ -147,26 +154,41 @@ impl<'a> List<'a> {
         if self.len() != other.len() {
             return Ok(false);
         }
-        match self.semantics() {
-            ListSemantics::Atomic if other.semantics() != ATOMIC => other.equals(self),
-            ListSemantics::Atomic => {
-                for (a, b) in self.iter().zip(other.iter()) {
-                    if !self.same_part(a?.equals(&b?))? {
-                        return Ok(false);
-                    }
+        if self.semantics() == ATOMIC {
+            for (a, b) in self.iter().zip(other.iter()) {
+                if !self.same_part(a?.equals(&b?))? {
+                    return Ok(false);
                 }
-                Ok(true)
             }
-            // Sets and maps are compared regardless of order.
-            ListSemantics::Set | ListSemantics::Map(_) => {
-                for item in self.iter() {
-                    if !other.has_equal(&item?)? {
-                        return Ok(false);
-                    }
-                }
-                Ok(true)
+            return Ok(true);
+        }
+        // Sets and maps are compared regardless of order, by the semantics of the list on the left.
+        let known = self.identities()?;
+        for item in other.iter() {
+            let item = item?;
+            let is_equal = match known.find(&item)? {
+                None => false,
+                Some(_) if *self.semantics() == ListSemantics::Set => true,
+                Some(at) => known.items[at].equals(&item)?,
+            };
+            if !is_equal {
+                return Ok(false);
             }
         }
+        Ok(true)
+    }
+
+    /// The elements with an index by their identities.
+    fn identities(&self) -> Result<Identities<'a>> {
+        let mut known = Identities {
+            semantics: self.semantics(),
+            items: Vec::with_capacity(self.len()),
+            places: HashMap::with_capacity(self.len()),
+        };
+        for item in self.iter() {
+            known.push(item?)?;
+        }
+        Ok(known)
     }
 
     /// Whether two elements are equal. As upstream: in new lists, incomparable elements are
@@ -195,20 +217,26 @@ impl<'a> List<'a> {
             })));
         }
         meter::memory(len * size_of::<Value<'a>>())?;
-        let mut items: Vec<Value<'a>> = self.iter().collect::<Result<_>>()?;
-        for item in other.iter() {
-            let item = item?;
-            let place = match self.semantics() {
-                ListSemantics::Atomic => None,
-                ListSemantics::Set => position(&items, |old| old.equals(&item))?,
-                ListSemantics::Map(keys) => position(&items, |old| same_keys(old, &item, keys))?,
-            };
-            match place {
-                Some(at) => items[at] = item,
-                None => items.push(item),
+        let semantics = self.semantics();
+        let items = match semantics {
+            ListSemantics::Atomic => self.iter().chain(other.iter()).collect::<Result<_>>()?,
+            ListSemantics::Set | ListSemantics::Map(_) => {
+                let mut known = self.identities()?;
+                for item in other.iter() {
+                    let item = item?;
+                    match known.find(&item)? {
+                        Some(at) => known.items[at] = item,
+                        None => known.push(item)?,
+                    }
+                }
+                known.items
             }
-        }
-        Ok(List::Owned(Arc::new(Items::new(items))))
+        };
+        let items = Items {
+            semantics,
+            ..Items::new(items)
+        };
+        Ok(List::Owned(Arc::new(items)))
     }
 
     fn joints(&self) -> u32 {
@@ -219,30 +247,45 @@ impl<'a> List<'a> {
     }
 }
 
-fn position<'a>(
-    items: &[Value<'a>],
-    same: impl Fn(&Value<'a>) -> Result<bool>,
-) -> Result<Option<usize>> {
-    for (at, item) in items.iter().enumerate() {
-        if same(item)? {
-            return Ok(Some(at));
-        }
-    }
-    Ok(None)
+/// The elements of a set or a map list by their identities: the element itself, or its keys.
+struct Identities<'a> {
+    semantics: &'a ListSemantics,
+    items: Vec<Value<'a>>,
+    places: HashMap<Vec<Option<Key>>, usize>,
 }
 
-/// Whether two elements of a map list have the same keys.
-fn same_keys<'a>(a: &Value<'a>, b: &Value<'a>, keys: &[Arc<str>]) -> Result<bool> {
-    for key in keys {
-        let key = Value::text(key.clone());
-        let same = match (a.lookup(&key)?, b.lookup(&key)?) {
-            (Some(a), Some(b)) => a.equals(&b)?,
-            (None, None) => true,
-            _ => false,
-        };
-        if !same {
-            return Ok(false);
+impl<'a> Identities<'a> {
+    /// Adds an element. Of several ones with the same keys, the last is found.
+    fn push(&mut self, item: Value<'a>) -> Result<()> {
+        if let Some(identity) = self.identity(&item)? {
+            self.places.insert(identity, self.items.len());
         }
+        self.items.push(item);
+        Ok(())
     }
-    Ok(true)
+
+    fn find(&self, item: &Value<'a>) -> Result<Option<usize>> {
+        if let Some(identity) = self.identity(item)? {
+            return Ok(self.places.get(&identity).copied());
+        }
+        for (at, known) in self.items.iter().enumerate() {
+            if known.equals(item)? {
+                return Ok(Some(at));
+            }
+        }
+        Ok(None)
+    }
+
+    /// `None` for lists and objects in a set, which have no identity.
+    fn identity(&self, item: &Value<'a>) -> Result<Option<Vec<Option<Key>>>> {
+        meter::work(1)?;
+        let ListSemantics::Map(keys) = self.semantics else {
+            return Ok(Key::new(item).map(|key| vec![Some(key)]));
+        };
+        let key = |name: &Arc<str>| {
+            let value = item.lookup(&Value::text(name.clone()))?;
+            Ok(value.as_ref().and_then(Key::new))
+        };
+        keys.iter().map(key).collect::<Result<_>>().map(Some)
+    }
 }

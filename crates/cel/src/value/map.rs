@@ -7,7 +7,7 @@ use machinery::json;
 
 use super::{Error, Library, List, Result, Text, Value};
 use crate::{
-    decl::{Decl, DeclKind},
+    decl::{Decl, DeclKind, Field, escape, unescape},
     env::JSON_PATCH,
     meter,
 };
@@ -37,13 +37,15 @@ pub struct OwnedMap<'a> {
 /// A key of a map. As upstream, numbers of different types are different keys, and new lists and maps are only equal to
 /// themselves.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Key {
+pub(super) enum Key {
     Bool(bool),
     Int(i64),
     Uint(u64),
     /// The bits of the number.
     Double(u64),
     String(String),
+    /// Only an element of a set; upstream has no maps with such keys.
+    Bytes(Arc<[u8]>),
     Duration(i64),
     /// Seconds, nanoseconds and the offset of the zone.
     Timestamp(i64, u32, i32),
@@ -58,7 +60,7 @@ enum Key {
 }
 
 impl Key {
-    fn new(value: &Value<'_>) -> Option<Self> {
+    pub(super) fn new(value: &Value<'_>) -> Option<Self> {
         Some(match value {
             Value::Bool(value) => Self::Bool(*value),
             Value::Int(value) => Self::Int(*value),
@@ -67,6 +69,7 @@ impl Key {
             // Both zeros are equal.
             Value::Double(value) => Self::Double((value + 0.0).to_bits()),
             Value::String(value) => Self::String(value.to_string()),
+            Value::Bytes(value) => Self::Bytes(value.clone()),
             Value::Duration(nanos) => Self::Duration(*nanos),
             Value::Timestamp(time) => Self::Timestamp(time.seconds, time.nanos, time.offset),
             Value::Type(t) => Self::Type(t.runtime_name().to_owned()),
@@ -252,7 +255,7 @@ impl<'a> Map<'a> {
                     };
                 };
                 let (name, inner) = match decl.map(|decl| &decl.kind) {
-                    Some(DeclKind::Object { fields, .. }) => match fields.get(&**name) {
+                    Some(DeclKind::Object { fields, .. }) => match find_field(fields, name) {
                         Some(field) => (&*field.json, Some(&*field.decl)),
                         None => return Ok(None),
                     },
@@ -331,6 +334,11 @@ impl<'a> Map<'a> {
         if object(self).is_some() && !self.is_patch() {
             return self.is_identical(other);
         }
+        if let Self::Json { map, decl } = self
+            && let Some(DeclKind::Object { fields, .. }) = decl.map(|decl| &decl.kind)
+        {
+            return self.has_equal_fields(map, fields, other);
+        }
         for entry in self.iter() {
             let (key, value) = entry?;
             match other.get(&key)? {
@@ -345,6 +353,57 @@ impl<'a> Map<'a> {
         }
         Ok(true)
     }
+}
+
+impl<'a> Map<'a> {
+    /// Equality of an object with a schema: declared fields are compared as expressions see them, others as JSON. As
+    /// upstream, fields whose names expressions cannot use are not compared.
+    fn has_equal_fields(
+        &self,
+        map: &'a json::Map,
+        fields: &Fields,
+        other: &Map<'a>,
+    ) -> Result<bool> {
+        for (key, value) in map.iter() {
+            meter::work(1)?;
+            let is_declared = declared(fields, key.as_str()).is_some();
+            let is_same = match other {
+                _ if is_declared => {
+                    let name = Value::String(Text::Borrowed(key.as_str()));
+                    match (self.get(&name)?, other.get(&name)?) {
+                        (Some(mine), Some(theirs)) => mine.equals(&theirs)?,
+                        (mine, theirs) => mine.is_none() && theirs.is_none(),
+                    }
+                }
+                Self::Json { map: theirs, .. } => match theirs.get(key.as_str()) {
+                    Some(theirs) => same_json(value, theirs)?,
+                    None => false,
+                },
+                Self::Owned(_) => return Err(Error::no_such_overload()),
+            };
+            if !is_same {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+type Fields = HashMap<Arc<str>, Field>;
+
+/// The field of a name in expressions; of values of any type, properties may be selected as they are.
+fn find_field<'f>(fields: &'f Fields, name: &str) -> Option<&'f Field> {
+    fields
+        .get(name)
+        .or_else(|| declared(fields, &unescape(name)?))
+}
+
+/// The field of a property.
+fn declared<'f>(fields: &'f Fields, property: &str) -> Option<&'f Field> {
+    let plain = fields
+        .get(property)
+        .filter(|field| &*field.json == property);
+    plain.or_else(|| fields.get(&*escape(property)?))
 }
 
 fn same_fields(a: &json::Map, b: &json::Map) -> Result<bool> {
