@@ -1,11 +1,18 @@
 //! Protects PersistentVolumeClaims in use: removes the finalizer of a deleted claim only when no
 //! scheduled pod uses it.
+//!
+//! The queue's keys are namespaces: the pods of a namespace are read from the API server once for all of its claims
+//! that are deleted at the same time, not once for each.
 
-use std::sync::Arc;
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use client::Informer;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::{Api, api::ListParams};
+use parking_lot::Mutex;
 use reconcile::{Action, Controller, Error, Key, Writer, storage::claim_name};
 
 use crate::shared::{CLAIM, Shared, claimed_key, claims_of, controller_of};
@@ -19,28 +26,75 @@ struct Protection {
     client: kube::Client,
     claims: Writer<PersistentVolumeClaim>,
     pods: Informer<Pod>,
+    due: Arc<Due>,
+}
+
+/// The names of the claims to reconcile, by namespace. Guards only the map.
+#[derive(Default)]
+struct Due(Mutex<HashMap<String, BTreeSet<String>>>);
+
+impl Due {
+    /// Adds claims; returns the key of their namespace.
+    fn add(&self, namespace: &str, names: impl IntoIterator<Item = String>) -> Vec<Key> {
+        let mut names = names.into_iter().peekable();
+        if names.peek().is_none() {
+            return Vec::new();
+        }
+        let mut due = self.0.lock();
+        due.entry(namespace.to_owned()).or_default().extend(names);
+        vec![Key::new("", namespace)]
+    }
+
+    fn take(&self, namespace: &str) -> BTreeSet<String> {
+        self.0.lock().remove(namespace).unwrap_or_default()
+    }
 }
 
 /// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
+    let due = Arc::new(Due::default());
     let controller = Arc::new(Protection {
         client: shared.client(ACCOUNT),
         claims: shared.writer(ACCOUNT),
         pods: shared.informer(),
+        due: due.clone(),
     });
+    let by_pods = due.clone();
     shared
         .controller(&controller)
-        .watches(controller.claims.cache())
-        .watches_with(&controller.pods, |event| {
+        .watches_with(controller.claims.cache(), move |event| {
+            let claim = event.object();
+            let meta = &claim.metadata;
+            let name = meta.name.clone().filter(|_| change(claim).is_some());
+            due.add(meta.namespace.as_deref().unwrap_or_default(), name)
+        })
+        .watches_with(&controller.pods, move |event| {
             let pod = event.object();
             let is_over = matches!(event, client::Event::Deleted(_)) || is_shut_down(pod);
-            let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
             let used = claims_of(pod).into_iter().filter(|_| is_over);
-            used.map(|claim| Key::new(namespace.clone(), claim))
-                .collect()
+            by_pods.add(namespace, used)
         })
         .workers(2)
         .start();
+}
+
+/// How a claim's finalizer changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Add,
+    /// If no pod uses the claim.
+    Remove,
+}
+
+fn change(claim: &PersistentVolumeClaim) -> Option<Change> {
+    let mut finalizers = claim.metadata.finalizers.iter().flatten();
+    let is_held = finalizers.any(|finalizer| finalizer == FINALIZER);
+    match (is_held, claim.metadata.deletion_timestamp.is_some()) {
+        (false, false) => Some(Change::Add),
+        (true, true) => Some(Change::Remove),
+        _ => None,
+    }
 }
 
 /// The kubelet has stopped the pod, or it was deleted by force: only finalizers keep its object.
@@ -68,18 +122,62 @@ fn uses(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     })
 }
 
-impl Protection {
-    /// Whether a pod uses the claim. Also asks the API server, since the cache may lack a new pod.
-    async fn is_used(&self, claim: &PersistentVolumeClaim) -> Result<bool, Error> {
-        let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
-        let name = claim.metadata.name.as_deref().unwrap_or_default();
-        let known = self.pods.by_index(CLAIM, &claimed_key(namespace, name));
-        if known.iter().any(|pod| uses(pod, claim)) {
-            return Ok(true);
+/// The pods with claims of a namespace, read from the API server when they are first needed: the cache may lack a new
+/// pod. All claims that they are compared with were deleted before.
+struct LivePods<'a> {
+    client: &'a kube::Client,
+    namespace: &'a str,
+    /// By the names of their claims.
+    by_claim: Option<HashMap<String, Vec<Arc<Pod>>>>,
+}
+
+impl LivePods<'_> {
+    async fn with_claim(&mut self, claim: &str) -> Result<&[Arc<Pod>], Error> {
+        if self.by_claim.is_none() {
+            let api: Api<Pod> = Api::namespaced(self.client.clone(), self.namespace);
+            let mut by_claim: HashMap<String, Vec<Arc<Pod>>> = HashMap::new();
+            for pod in api.list(&ListParams::default()).await? {
+                let pod = Arc::new(pod);
+                for claim in claims_of(&pod) {
+                    by_claim.entry(claim).or_default().push(pod.clone());
+                }
+            }
+            self.by_claim = Some(by_claim);
         }
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        let pods = api.list(&ListParams::default()).await?;
-        Ok(pods.iter().any(|pod| uses(pod, claim)))
+        let found = self.by_claim.as_ref().and_then(|pods| pods.get(claim));
+        Ok(found.map_or(&[], Vec::as_slice))
+    }
+}
+
+impl Protection {
+    async fn protect(
+        &self,
+        namespace: &str,
+        name: &str,
+        live: &mut LivePods<'_>,
+    ) -> Result<(), Error> {
+        let Some(claim) = self.claims.cache().get(namespace, name) else {
+            return Ok(());
+        };
+        let mut updated = (*claim).clone();
+        let finalizers = updated.metadata.finalizers.get_or_insert_default();
+        match change(&claim) {
+            Some(Change::Add) => finalizers.push(FINALIZER.to_owned()),
+            Some(Change::Remove) => {
+                let known = self.pods.by_index(CLAIM, &claimed_key(namespace, name));
+                if known.iter().any(|pod| uses(pod, &claim)) {
+                    return Ok(());
+                }
+                let live = live.with_claim(name).await?;
+                if live.iter().any(|pod| uses(pod, &claim)) {
+                    return Ok(());
+                }
+                finalizers.retain(|finalizer| finalizer != FINALIZER);
+            }
+            None => return Ok(()),
+        }
+        self.claims.update(namespace, &updated).await?;
+        Ok(())
     }
 }
 
@@ -89,25 +187,22 @@ impl Controller for Protection {
     }
 
     async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
-        let Some(claim) = self.claims.cache().get(&key.namespace, &key.name) else {
-            return Ok(Action::Done);
+        let namespace = key.name.as_str();
+        let names = self.due.take(namespace);
+        let mut live = LivePods {
+            client: &self.client,
+            namespace,
+            by_claim: None,
         };
-        let has = |claim: &PersistentVolumeClaim| {
-            let mut finalizers = claim.metadata.finalizers.iter().flatten();
-            finalizers.any(|finalizer| finalizer == FINALIZER)
-        };
-        let is_leaving = claim.metadata.deletion_timestamp.is_some();
-        if has(&claim) != is_leaving || (is_leaving && self.is_used(&claim).await?) {
-            return Ok(Action::Done);
+        let mut results = Vec::new();
+        for name in names {
+            let protected = self.protect(namespace, &name, &mut live).await;
+            if protected.is_err() {
+                self.due.add(namespace, [name]);
+            }
+            results.push(protected);
         }
-        let mut updated = (*claim).clone();
-        let finalizers = updated.metadata.finalizers.get_or_insert_default();
-        if is_leaving {
-            finalizers.retain(|finalizer| finalizer != FINALIZER);
-        } else {
-            finalizers.push(FINALIZER.to_owned());
-        }
-        self.claims.update(&key.namespace, &updated).await?;
+        reconcile::all(results)?;
         Ok(Action::Done)
     }
 }
@@ -181,5 +276,29 @@ mod tests {
             shut_down(pod);
         });
         assert!(!uses(&ended, &claim));
+    }
+
+    #[test]
+    fn a_namespace_is_reconciled_once_for_all_claims_that_wait() {
+        let due = Due::default();
+        assert_eq!(due.add("n", ["a".to_owned()]), [Key::new("", "n")]);
+        due.add("n", ["b".to_owned(), "a".to_owned()]);
+        assert!(due.add("n", []).is_empty());
+        due.add("other", ["a".to_owned()]);
+        assert_eq!(due.take("n"), ["a", "b"].map(str::to_owned).into());
+        assert!(due.take("n").is_empty());
+    }
+
+    #[test]
+    fn a_finalizer_is_added_to_every_claim_and_removed_only_from_deleted_ones() {
+        let claim = |deleted: bool, held: bool| {
+            let mut claim = PersistentVolumeClaim::default();
+            claim.metadata.deletion_timestamp = deleted.then(|| Time(at(1)));
+            claim.metadata.finalizers = held.then(|| vec![FINALIZER.to_owned()]);
+            change(&claim)
+        };
+        assert_eq!(claim(false, false), Some(Change::Add));
+        assert_eq!(claim(true, true), Some(Change::Remove));
+        assert_eq!((claim(false, true), claim(true, false)), (None, None));
     }
 }

@@ -92,16 +92,22 @@ async fn a_volume_is_bound_released_and_retained() {
     world.stop.cancel();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_default_class_provisions_and_deletes_a_directory_on_the_chosen_node() {
-    let world = World::new().await;
-    account_is_there(&world, "kube-system").await;
+/// The default class, and a node that has volumes of it. Returns the name of the node's cleanup pods.
+async fn node_with_volumes(world: &World) -> String {
+    account_is_there(world, "kube-system").await;
     let class = serde_json::to_value(controllers::localpath::class()).unwrap();
-    create::<StorageClass>(&world, class).await;
+    create::<StorageClass>(world, class).await;
     let root = json!({"mainstay.dev/local-path-root": "/var/lib/volumes"});
     let labels = json!({"kubernetes.io/hostname": "n1"});
     let node = json!({"metadata": {"name": "n1", "annotations": root, "labels": labels}});
-    let node: Node = create(&world, node).await;
+    let node: Node = create(world, node).await;
+    format!("local-path-cleanup-{}", node.metadata.uid.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_default_class_provisions_and_deletes_a_directory_on_the_chosen_node() {
+    let world = World::new().await;
+    let cleaner = node_with_volumes(&world).await;
     let mut without_class = claim("data", "");
     without_class["spec"]["storageClassName"] = Value::Null;
     let made: PersistentVolumeClaim = world.create("default", without_class).await;
@@ -125,7 +131,6 @@ async fn the_default_class_provisions_and_deletes_a_directory_on_the_chosen_node
         .await
         .unwrap();
     let pods: Api<Pod> = world.api("kube-system");
-    let cleaner = format!("local-path-cleanup-{}", node.metadata.uid.unwrap());
     let look = || async { Ok::<_, kube::Error>(pods.get_opt(&cleaner).await?.is_some()) };
     world.until("a cleaner", look).await;
     let kept = volumes.get(&name).await.unwrap();
@@ -137,6 +142,94 @@ async fn the_default_class_provisions_and_deletes_a_directory_on_the_chosen_node
     volume_is(&world, &name, None).await;
     let look = || async { Ok::<_, kube::Error>(pods.get_opt(&cleaner).await?.is_none()) };
     world.until("the cleaner goes with its volume", look).await;
+    world.stop.cancel();
+}
+
+/// A claim of the default class with its volume, whose name is returned.
+async fn provisioned(world: &World, name: &str) -> String {
+    let mut wanted = claim(name, "local-path");
+    wanted["metadata"]["annotations"] = json!({"volume.kubernetes.io/selected-node": "n1"});
+    let made: PersistentVolumeClaim = world.create("default", wanted).await;
+    claim_is(world, name, "Bound").await;
+    format!("pvc-{}", made.metadata.uid.unwrap())
+}
+
+/// Waits for a cleanup pod that removes the data of exactly one volume.
+async fn cleaner_of(world: &World, cleaner: &str, volume: &str) {
+    let pods: Api<Pod> = world.api("kube-system");
+    let look = || async {
+        let pod = pods.get_opt(cleaner).await?;
+        let owners = pod.and_then(|pod| pod.metadata.owner_references);
+        let owners = owners.unwrap_or_default();
+        Ok::<_, kube::Error>(matches!(&owners[..], [only] if only.name == volume))
+    };
+    world.until(&format!("a cleaner of {volume}"), look).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_retained_in_time_keeps_its_data_and_one_that_stays_delays_no_other() {
+    let world = World::new().await;
+    let cleaner = node_with_volumes(&world).await;
+    let claims: Api<PersistentVolumeClaim> = world.api("default");
+    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
+    let pods: Api<Pod> = world.api("kube-system");
+    let delete = |name: &'static str| {
+        let claims = claims.clone();
+        async move { claims.delete(name, &DeleteParams::default()).await.unwrap() }
+    };
+    let params = PatchParams::default();
+    let (a, b, c) = (
+        provisioned(&world, "a").await,
+        provisioned(&world, "b").await,
+        provisioned(&world, "c").await,
+    );
+
+    // The node is away, and its pods do not start.
+    delete("a").await;
+    cleaner_of(&world, &cleaner, &a).await;
+    let retain = json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}});
+    volumes
+        .patch(&a, &params, &Patch::Merge(&retain))
+        .await
+        .unwrap();
+    let look = || async {
+        let pod = pods.get_opt(&cleaner).await?;
+        Ok::<_, kube::Error>(pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some()))
+    };
+    world.until("the cleaner to be deleted", look).await;
+    let now = DeleteParams::default().grace_period(0);
+    let _ = pods.delete(&cleaner, &now).await;
+
+    // A backup has not ended yet.
+    let finalizers = volumes.get(&b).await.unwrap().metadata.finalizers;
+    let mut finalizers = finalizers.unwrap_or_default();
+    finalizers.push("example.com/backup".to_owned());
+    let hold = json!({"metadata": {"finalizers": finalizers}});
+    volumes
+        .patch(&b, &params, &Patch::Merge(&hold))
+        .await
+        .unwrap();
+    delete("b").await;
+    cleaner_of(&world, &cleaner, &b).await;
+    let done = json!({"status": {"phase": "Succeeded"}});
+    pods.patch_status(&cleaner, &params, &Patch::Merge(&done))
+        .await
+        .unwrap();
+    let look = || async {
+        let leaving = volumes.get(&b).await?.metadata.deletion_timestamp;
+        Ok::<_, kube::Error>(leaving.is_some())
+    };
+    world.until("the second volume to be deleted", look).await;
+
+    delete("c").await;
+    cleaner_of(&world, &cleaner, &c).await;
+    let kept = volumes.get(&a).await.unwrap();
+    let finalizers = kept.metadata.finalizers.unwrap_or_default();
+    assert!(
+        !finalizers.iter().any(|it| it.contains("external")),
+        "{finalizers:?}"
+    );
+    assert_eq!(kept.status.unwrap().phase.as_deref(), Some("Released"));
     world.stop.cancel();
 }
 

@@ -239,6 +239,41 @@ mod tests {
     }
 
     #[test]
+    fn a_mount_in_a_volume_stays_with_what_is_in_it_and_so_does_a_volume_that_is_one() {
+        use rustix::{
+            mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount},
+            thread::{UnshareFlags, unshare_unsafe},
+        };
+        // The mounts exist only for this thread.
+        // SAFETY: only this thread's view of mounts and its working directory change.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.unwrap();
+        let private = MountPropagationFlags::REC | MountPropagationFlags::PRIVATE;
+        mount_change("/", private).unwrap();
+        let root = Root::new("mounts");
+        let outside = root.0.join("outside");
+        fs::create_dir_all(&outside).unwrap();
+        fs::write(outside.join("kept"), "x").unwrap();
+        // Of the same file system: a device number does not show it.
+        for mounted in ["pvc-1/a/mounted", "pvc-2"] {
+            let mounted = root.0.join(mounted);
+            fs::create_dir_all(&mounted).unwrap();
+            mount_bind(&outside, &mounted).unwrap();
+            let name = mounted
+                .strip_prefix(&root.0)
+                .unwrap()
+                .iter()
+                .next()
+                .unwrap();
+            let why = root.remove(name.to_str().unwrap()).unwrap_err().to_string();
+            assert!(why.contains("is a mount and stays"), "{why}");
+            assert!(outside.join("kept").exists());
+            unmount(&mounted, UnmountFlags::empty()).unwrap();
+            root.remove(name.to_str().unwrap()).unwrap();
+        }
+        assert!(outside.join("kept").exists());
+    }
+
+    #[test]
     fn files_that_cannot_be_removed_are_listed_and_all_others_are_removed() {
         let root = Root::new("several");
         symlink("nowhere", root.0.join("pvc-1")).unwrap();

@@ -179,8 +179,8 @@ pub(super) fn decide(view: &View) -> Plan {
 }
 
 fn wanted<'a>(view: &'a View, attachment: &Attachment) -> Option<&'a Desired> {
-    let desired = view.desired.get(attachment.unique_name.as_ref()?)?;
-    (desired.volume == attachment.volume).then_some(desired)
+    // Not by PersistentVolume: several of them may have one handle, and thereby one attachment.
+    view.desired.get(attachment.unique_name.as_ref()?)
 }
 
 /// `Ok` if the volume may be detached, with true if the node must confirm it first; otherwise how
@@ -375,6 +375,19 @@ mod tests {
         leaving.is_leaving = true;
         let plan = decide(&view(host(&[], &[]), &[], &[leaving]));
         assert_eq!(plan, Plan::default(), "it is asked for once");
+    }
+
+    #[test]
+    fn an_attachment_serves_every_volume_with_its_handle() {
+        let mut other = desired("a");
+        other.volume = "pv-second".to_owned();
+        let mut view = view(host(&["a"], &["a"]), &[other], &[attachment("a")]);
+        let Host::Present { is_ready, .. } = &mut view.host else {
+            panic!();
+        };
+        *is_ready = false;
+        view.waiting_since = [("csi-a".to_owned(), at(0))].into();
+        assert_eq!(decide(&view), Plan::default());
     }
 
     #[test]

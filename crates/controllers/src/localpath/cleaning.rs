@@ -14,7 +14,7 @@ use serde_json::json;
 use stdx::Backoff;
 
 use super::NAMESPACE;
-use crate::pods::{ended_with, removing_container};
+use crate::pods::{ended_with, is_active, removing_container};
 
 /// The prefix of the pods' names.
 pub(super) const PREFIX: &str = "local-path-cleanup-";
@@ -125,6 +125,11 @@ pub(super) fn volumes_of(pod: &Pod) -> impl Iterator<Item = &OwnerReference> {
 pub(super) fn is_for(pod: &Pod, volume: &PersistentVolume) -> bool {
     let uid = volume.metadata.uid.as_deref().unwrap_or_default();
     !uid.is_empty() && volumes_of(pod).any(|owner| owner.uid == uid)
+}
+
+/// Whether a pod has not ended, is not being deleted, and cleans up a volume.
+pub(super) fn will_remove(pod: &Pod, volume: &PersistentVolume) -> bool {
+    is_active(pod) && is_for(pod, volume)
 }
 
 /// The error for each volume that a failed pod could not remove.

@@ -211,8 +211,9 @@ pub(super) fn wants_to_grow(claim: &PersistentVolumeClaim) -> bool {
 }
 
 /// The volume with the capacity that its claim requests; `None` if it has it, or may not be
-/// changed. The kubelet does the rest.
-pub(super) fn grown(
+/// changed. The kubelet does the rest. A claim may request less again until its node has expanded
+/// the volume, which may have too little space.
+pub(super) fn resized(
     volume: &PersistentVolume,
     claim: &PersistentVolumeClaim,
 ) -> Option<PersistentVolume> {
@@ -224,7 +225,10 @@ pub(super) fn grown(
         return None;
     }
     let requests = claim.spec.as_ref()?.resources.as_ref()?.requests.as_ref()?;
-    if storage(Some(requests)) <= capacity(volume) {
+    let status = claim.status.as_ref();
+    let reached = storage(status.and_then(|status| status.capacity.as_ref()))?;
+    let (requested, planned) = (storage(Some(requests))?, capacity(volume)?);
+    if requested == planned || requested < reached {
         return None;
     }
     let wanted = requests.get("storage")?;
@@ -234,8 +238,9 @@ pub(super) fn grown(
     Some(changed)
 }
 
-/// Whether this provisioner must delete the volume and its data: it created it, no claim is bound,
-/// its reclaim policy is Delete, and it is not deleted yet.
+/// Whether this provisioner must delete the volume and its data: it created it, its claim is gone,
+/// its reclaim policy is Delete, and it is not deleted yet. One without a claim was taken back by its
+/// administrator, to be bound again.
 pub(crate) fn is_to_delete(volume: &PersistentVolume) -> bool {
     let spec = volume.spec.as_ref();
     let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
@@ -243,6 +248,7 @@ pub(crate) fn is_to_delete(volume: &PersistentVolume) -> bool {
     let is_held = has_finalizer(volume);
     annotation(&volume.metadata, PROVISIONED_BY) == Some(PROVISIONER)
         && matches!(phase, Some("Released" | "Failed"))
+        && claim_ref(volume).and_then(uid).is_some()
         && policy == Some("Delete")
         && (is_held || volume.metadata.deletion_timestamp.is_none())
 }
@@ -445,14 +451,22 @@ mod tests {
             })
         };
         let volume = made("Delete");
-        let larger = grown(&volume, &bound("2Gi", UID)).unwrap();
+        let larger = resized(&volume, &bound("2Gi", UID)).unwrap();
         assert_eq!(capacity(&larger).map(|size| size.value()), Some(2 << 30));
+        // Its node has too little space, and the claim requests less.
+        let huge = resized(&volume, &bound("9Ti", UID)).unwrap();
+        let smaller = resized(&huge, &bound("2Gi", UID)).unwrap();
+        assert_eq!(capacity(&smaller), capacity(&larger));
+        let mut done = bound("2Gi", UID);
+        let amounts = done.status.as_mut().unwrap().capacity.as_mut().unwrap();
+        amounts.insert("storage".to_owned(), Quantity("9Ti".to_owned()));
+        assert_eq!(resized(&huge, &done), None, "it was expanded");
         assert!(wants_to_grow(&bound("2Gi", UID)) && !wants_to_grow(&bound("1Gi", UID)));
-        assert_eq!(grown(&volume, &bound("1Gi", UID)), None);
-        assert_eq!(grown(&volume, &bound("2Gi", "another")), None);
+        assert_eq!(resized(&volume, &bound("1Gi", UID)), None);
+        assert_eq!(resized(&volume, &bound("2Gi", "another")), None);
         let mut foreign = volume.clone();
         foreign.metadata.annotations = None;
-        assert_eq!(grown(&foreign, &bound("2Gi", UID)), None);
+        assert_eq!(resized(&foreign, &bound("2Gi", UID)), None);
     }
 
     #[test]
@@ -502,6 +516,7 @@ mod tests {
             ("/status/phase", "Bound"),
             ("/status/phase", "Available"),
             ("/spec/persistentVolumeReclaimPolicy", "Retain"),
+            ("/spec/claimRef", ""),
             ("/metadata/annotations", ""),
         ] {
             let volume = released(|volume| {

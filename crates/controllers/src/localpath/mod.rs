@@ -24,7 +24,7 @@ use reconcile::{
 use stdx::Clock;
 
 use crate::{
-    pods::{ended_with, phase},
+    pods::{ended_with, is_deleting, phase},
     shared::Shared,
 };
 use cleaning::{Failures, Site};
@@ -107,7 +107,8 @@ pub fn start(shared: &Arc<Shared>) {
         })
         .watches_with(controller.volumes.cache(), |event| {
             let volume = event.object();
-            let ours = is_to_delete(volume) || is_to_release(volume);
+            let was_to_delete = event.old().is_some_and(|old| is_to_delete(old));
+            let ours = is_to_delete(volume) || is_to_release(volume) || was_to_delete;
             ours.then(|| Key::from_object(&**volume))
                 .into_iter()
                 .collect()
@@ -139,8 +140,8 @@ impl Controller for Provisioner {
             let volume = self.volumes.cache().get("", &key.name);
             return match volume {
                 Some(volume) if is_to_delete(&volume) => self.delete(&volume).await,
-                Some(volume) if is_to_release(&volume) => self.release(&volume).await,
-                _ => Ok(Action::Done),
+                Some(volume) => self.keep(&volume).await,
+                None => Ok(Action::Done),
             };
         }
         let claim = self.claims.cache().get(&key.namespace, &key.name);
@@ -216,14 +217,14 @@ impl Provisioner {
         Ok(Action::Done)
     }
 
-    /// Raises the volume's capacity to its claim's request; the kubelet does the rest.
+    /// Sets the volume's capacity to its claim's request; the kubelet does the rest.
     async fn grow(&self, claim: &PersistentVolumeClaim) -> Result<Action, Error> {
         let name = volume_name(claim).unwrap_or_default();
         let Some(volume) = self.volumes.cache().get("", name) else {
             return Ok(Action::Done);
         };
-        if let Some(larger) = decide::grown(&volume, claim) {
-            self.volumes.cluster_update(&larger).await?;
+        if let Some(resized) = decide::resized(&volume, claim) {
+            self.volumes.cluster_update(&resized).await?;
             let message = "Waiting for the node to expand the volume";
             let about = claim.object_ref(&());
             self.events.event(&about, Kind::Normal, "Resizing", message);
@@ -254,7 +255,7 @@ impl Provisioner {
         let Some(pod) = self.pods.cache().get(NAMESPACE, &site.pod_name()) else {
             return self.start_cleaner(site).await;
         };
-        if pod.metadata.deletion_timestamp.is_some() {
+        if is_deleting(&pod) {
             return Ok(Action::After(WAIT));
         }
         match phase(&pod) {
@@ -263,10 +264,42 @@ impl Provisioner {
                 self.failures.lock().forget(name);
                 self.forget(volume).await
             }
-            // Its volumes are being deleted, and it is deleted with the last of them.
-            "Succeeded" => Ok(Action::After(WAIT)),
+            // The others of its volumes are being deleted; the next pod waits for that.
+            "Succeeded" if self.has_more_to_delete(&pod) => Ok(Action::After(WAIT)),
+            "Succeeded" => {
+                // A volume that stays, such as for another finalizer, would keep it.
+                self.pods.delete(&pod).await?;
+                self.start_cleaner(site).await
+            }
             "Failed" => self.cleaner_failed(&pod, site).await,
             _ => Ok(Action::After(WAIT)),
+        }
+    }
+
+    /// Whether a volume of a cleanup pod is still to be deleted.
+    fn has_more_to_delete(&self, pod: &Pod) -> bool {
+        let mut volumes = cleaning::volumes_of(pod);
+        volumes.any(|owner| {
+            let volume = self.volumes.cache().get("", &owner.name);
+            volume.is_some_and(|volume| {
+                volume.metadata.uid.as_ref() == Some(&owner.uid) && is_to_delete(&volume)
+            })
+        })
+    }
+
+    /// A volume that is not to be deleted, or no longer: a cleanup pod that has not ended, such as on a node that is
+    /// away, must not remove its data.
+    async fn keep(&self, volume: &PersistentVolume) -> Result<Action, Error> {
+        let nodes = self.nodes.list();
+        if let Deletion::Clean(site) = decide::deletion(volume, nodes.iter().map(AsRef::as_ref)) {
+            let pod = self.pods.cache().get(NAMESPACE, &site.pod_name());
+            if let Some(pod) = pod.filter(|pod| cleaning::will_remove(pod, volume)) {
+                self.pods.delete(&pod).await?;
+            }
+        }
+        match is_to_release(volume) {
+            true => self.release(volume).await,
+            false => Ok(Action::Done),
         }
     }
 
