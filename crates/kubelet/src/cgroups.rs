@@ -276,19 +276,27 @@ fn mounted(mount: &Path) -> impl Iterator<Item = &'static str> {
 }
 
 fn make_v1(controller: &str, path: &str) -> Result<()> {
-    let mut dir = below(controller, "");
-    for part in path.split('/').filter(|part| !part.is_empty()) {
-        let parent = dir.clone();
-        dir.push(part);
-        make_dir(&dir)?;
-        if *controller == *"cpuset" {
-            // A new cpuset is empty and accepts no process until it is filled.
-            for file in ["cpuset.cpus", "cpuset.mems"] {
-                let own = fs::read_to_string(dir.join(file)).unwrap_or_default();
-                if own.trim().is_empty() {
-                    let inherited = fs::read_to_string(parent.join(file)).unwrap_or_default();
-                    let _ = fs::write(dir.join(file), inherited.trim());
-                }
+    let dir = below(controller, path);
+    let (above, _) = path
+        .trim_end_matches('/')
+        .rsplit_once('/')
+        .unwrap_or_default();
+    match make_dir(&dir) {
+        // Usually everything above exists.
+        Err(_) if !above.is_empty() && !below(controller, above).exists() => {
+            make_v1(controller, above)?;
+            make_dir(&dir)?;
+        }
+        made => made?,
+    }
+    if controller == "cpuset" {
+        // A new cpuset is empty and accepts no process until it is filled.
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            let own = fs::read_to_string(dir.join(file)).unwrap_or_default();
+            if own.trim().is_empty() {
+                let inherited = below(controller, above).join(file);
+                let inherited = fs::read_to_string(inherited).unwrap_or_default();
+                let _ = fs::write(dir.join(file), inherited.trim());
             }
         }
     }

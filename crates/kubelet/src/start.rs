@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::{
-    Error, Result,
+    Error, Result, cgroups,
     core::Core,
     hooks,
     images::{self, RequiredImage},
@@ -35,6 +35,8 @@ pub(crate) struct Start<'a> {
     pub target: Option<&'a str>,
     /// Cancelled when the pod stops: nothing new is created.
     pub cancel: &'a CancellationToken,
+    /// Whether an earlier kubelet made the sandbox, which may have ended before the pod's cgroup had its limits.
+    pub makes_cgroup: bool,
 }
 
 /// Why a start failed.
@@ -126,6 +128,10 @@ async fn create_and_start(
     container: &Container,
     images: Images,
 ) -> std::result::Result<(), Failure> {
+    if start.makes_cgroup {
+        let made = cgroups::ensure_pod(core, start.pod);
+        made.map_err(|error| failure("CreateContainerError", error.to_string()))?;
+    }
     let config = container_config(core, start, role, container, images).await?;
     if start.cancel.is_cancelled() {
         return Ok(());

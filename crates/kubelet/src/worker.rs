@@ -73,6 +73,8 @@ pub(crate) struct Worker {
     probing: Probing,
     report: Report,
     timing: Timing,
+    /// Whether this kubelet has made the pod's sandbox and cgroup.
+    has_cgroup: bool,
     /// Cancelled when the pod begins to stop.
     starts: CancellationToken,
     /// The names of containers that run or are being started: others wait for them to end.
@@ -144,6 +146,7 @@ impl Worker {
             runtime: RuntimeView::default(),
             mounts: Mounts::default(),
             probing: Probing::default(),
+            has_cgroup: false,
             starts: CancellationToken::new(),
             alive: watch::Sender::default(),
         }

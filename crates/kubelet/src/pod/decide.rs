@@ -152,6 +152,10 @@ fn run_pod(view: &View, decision: &mut Decision) {
         SandboxNeed::New { attempt, .. } => replace_sandbox(view, attempt, decision),
         SandboxNeed::Use(id) => {
             kill_leftovers(view, &id, decision);
+            // The sandbox is there before all that belongs to it, such as the pod's cgroup with its limits.
+            if view.memory.is_running(&Task::CreateSandbox) {
+                return;
+            }
             if !volumes_ready(view, decision) {
                 return;
             }

@@ -136,6 +136,8 @@ fn a_new_pod_gets_volumes_then_a_sandbox_then_all_its_containers() {
     assert_eq!(short(&look(&memory)), ["sandbox 0"]);
     memory.running.insert(Task::CreateSandbox, 0);
     assert!(look(&memory).actions.is_empty());
+    // The sandbox can be seen before it is complete.
+    assert!(see(&pod, vec![], &memory, None).actions.is_empty());
     assert_eq!(actions(&pod, vec![]), ["start a 0", "start b 0"]);
 }
 

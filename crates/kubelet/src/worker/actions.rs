@@ -175,6 +175,7 @@ impl Worker {
             self.pod_ips(),
             self.starts.clone(),
         );
+        let makes_cgroup = !self.has_cgroup;
         let future = async move {
             let outcome = start::start(
                 &core,
@@ -188,6 +189,7 @@ impl Worker {
                     volumes: &volumes,
                     target: target.as_deref(),
                     cancel: &cancel,
+                    makes_cgroup,
                 },
             )
             .await;
@@ -296,6 +298,7 @@ impl Worker {
             Ok(id) => {
                 info!(pod = spec::described(pod), sandbox = id, "sandbox created");
                 self.memory.sandbox_failure = None;
+                self.has_cgroup = true;
                 self.runtime.expect(Effect::Sandbox { id });
             }
             Err(error) => {

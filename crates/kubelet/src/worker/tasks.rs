@@ -22,6 +22,9 @@ use crate::{
     volumes::{self, Mounted},
 };
 
+/// The name of the built-in runtime. Its sandboxes need no cgroup of the pod before the first container starts.
+const BUILT_IN: &str = "mainstay";
+
 pub(super) async fn set_up_volumes(
     core: &Core,
     pod: &Arc<Pod>,
@@ -32,7 +35,11 @@ pub(super) async fn set_up_volumes(
     volumes::set_up(core, pod, false, stop).await
 }
 
-pub(super) async fn create_sandbox(core: &Core, pod: &Pod, attempt: u32) -> Result<String> {
+pub(super) async fn create_sandbox(
+    core: &Arc<Core>,
+    pod: &Arc<Pod>,
+    attempt: u32,
+) -> Result<String> {
     claims::check(core, pod).await?;
     if spec::spec(pod).host_users == Some(false) {
         return Err(Error::Other(
@@ -41,8 +48,6 @@ pub(super) async fn create_sandbox(core: &Core, pod: &Pod, attempt: u32) -> Resu
     }
     let handler = runtime_handler(core, pod).await?;
     cgroup_driver::determine(core).await?;
-    let make = || cgroups::ensure_pod(core, pod);
-    core.metrics.cgroup_managed("create", make)?;
     let config = sandbox_config(core, pod, attempt);
     let logs = config.log_directory.clone();
     std::fs::create_dir_all(&logs).map_err(Error::io(&logs))?;
@@ -58,14 +63,37 @@ pub(super) async fn create_sandbox(core: &Core, pod: &Pod, attempt: u32) -> Resu
         config: Some(config),
         runtime_handler: handler,
     };
-    let answer = core
-        .runtime
-        .client
-        .clone()
-        .runtime
-        .run_pod_sandbox(request)
-        .await?;
-    Ok(answer.into_inner().pod_sandbox_id)
+    let mut runtime = core.runtime.client.clone().runtime;
+    let run = async {
+        let answer = runtime.run_pod_sandbox(request).await?;
+        Ok::<_, Error>(answer.into_inner().pod_sandbox_id)
+    };
+    // Others have a process in the sandbox, which begins in the pod's cgroup.
+    if core.runtime.known_name() != BUILT_IN {
+        make_cgroup(core, pod)?;
+        return run.await;
+    }
+    let (shared, of) = (core.clone(), pod.clone());
+    let made = core.blocking.run(move || make_cgroup(&shared, &of));
+    let (made, ran) = tokio::join!(made, run);
+    let made = made.unwrap_or_else(|panic| Err(Error::PodCgroup(panic.to_string())));
+    if let (Err(_), Ok(id)) = (&made, &ran) {
+        remove_surely(core, id).await;
+    }
+    made.and(ran)
+}
+
+fn make_cgroup(core: &Core, pod: &Pod) -> Result<()> {
+    let make = || cgroups::ensure_pod(core, pod);
+    core.metrics.cgroup_managed("create", make)
+}
+
+/// Removes a sandbox in which nothing may start: while this runs, nothing does.
+async fn remove_surely(core: &Core, id: &str) {
+    while let Err(status) = core.runtime.remove_sandbox(id).await {
+        warn!(sandbox = id, error = status.message(), "cannot remove");
+        core.config.clock.sleep(Duration::from_secs(1)).await;
+    }
 }
 
 /// Resizes containers to the resources in the pod's spec; returns the resources that the runtime accepted, and the
