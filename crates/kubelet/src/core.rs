@@ -1,6 +1,10 @@
 //! State that all workers of a kubelet share.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
 
 use client::Informer;
 use jiff::Timestamp;
@@ -59,6 +63,8 @@ pub struct Core {
     /// When this kubelet started.
     pub started: Timestamp,
     pub registry: Registry,
+    /// The uids of the pods that the runtime had when this kubelet first listed them.
+    pub uids_at_start: OnceLock<HashSet<String>>,
     pub machine: Machine,
     pub mounter: LinuxMounter,
     /// For work on volumes, which mounts, writes and removes files.

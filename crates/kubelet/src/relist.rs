@@ -40,6 +40,7 @@ pub(crate) async fn run(core: Arc<Core>) {
                     None => {
                         // Every pod of the API and of files has its worker by now.
                         suspects.extend(listed.states.keys().cloned());
+                        let _ = core.uids_at_start.set(suspects.clone());
                     }
                 }
                 suspects = end_orphans(&core, &listed.sandboxes, &suspects);

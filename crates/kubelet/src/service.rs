@@ -262,6 +262,7 @@ fn core(config: &Arc<Config>, context: &Context, drivers: &Drivers) -> Core {
         apparmor: apparmor::host_support(),
         started: config.clock.now(),
         registry,
+        uids_at_start: Default::default(),
         machine: Machine::read(&config.root_dir),
         mounter: LinuxMounter,
         blocking: Blocking::new(BLOCKING),

@@ -42,6 +42,7 @@ use crate::{
     pod::{
         decide::{Decision, View, decide},
         memory::{Memory, Task},
+        observed::Observed,
         spec,
         status::{self, Facts, Failure, is_terminal},
     },
@@ -102,7 +103,15 @@ impl Worker {
         inbox: mpsc::UnboundedReceiver<Message>,
     ) -> Self {
         let shown = (!spec::is_static(&pod)).then(|| pod.clone());
-        Self::with(core, pod, inbox, shown, true)
+        let mut worker = Self::with(core, pod, inbox, shown, true);
+        let at_start = worker.core.uids_at_start.get();
+        let is_new = at_start.is_some_and(|uids| !uids.contains(&worker.subject.uid));
+        // The first observation also asks for the runtime's name.
+        if is_new && !worker.core.runtime.known_name().is_empty() {
+            // Whatever the runtime has of this pod is made by this worker.
+            worker.runtime.set(Observed::default(), worker.core.now());
+        }
+        worker
     }
 
     /// A worker for a pod that only the runtime knows: it stops and removes the pod.
@@ -288,6 +297,10 @@ impl Worker {
 
     /// Observes, decides, acts and reports once; returns when to do so again.
     async fn step(&mut self) -> Option<Timestamp> {
+        let has_events = *self.core.runtime.events.borrow();
+        if let Some(wait) = self.runtime.awaits_event().filter(|_| has_events) {
+            return Some(self.core.now() + wait);
+        }
         if !self.observe_runtime().await {
             return Some(self.core.now() + Duration::from_secs(1));
         }

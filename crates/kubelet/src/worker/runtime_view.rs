@@ -1,12 +1,17 @@
 //! The last known state of a pod in the runtime: a response, updated by later events. The runtime
 //! is asked again only if no event shows the effect of a finished task.
 
+use std::time::{Duration, Instant};
+
 use jiff::Timestamp;
 
 use crate::{
     pod::observed::{Observed, Snapshot, State},
     runtime::Ended,
 };
+
+/// How long the event of a finished task may take before the runtime is asked.
+const EVENT_PATIENCE: Duration = Duration::from_millis(20);
 
 /// The effect of a finished task.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +33,8 @@ pub(super) struct RuntimeView {
     asked_at: Timestamp,
     /// Effects that no event has shown yet.
     expected: Vec<Effect>,
+    /// When the last of them was added.
+    expected_since: Option<Instant>,
 }
 
 impl RuntimeView {
@@ -57,6 +64,18 @@ impl RuntimeView {
     /// A task has finished with this effect.
     pub(super) fn expect(&mut self, effect: Effect) {
         self.expected.push(effect);
+        self.expected_since = Some(Instant::now());
+    }
+
+    /// How long to wait for the event of a task that has just finished, which comes on another way than its result.
+    pub(super) fn awaits_event(&mut self) -> Option<Duration> {
+        if self.is_current() || !self.is_current {
+            return None;
+        }
+        let since = self.expected_since?;
+        EVENT_PATIENCE
+            .checked_sub(since.elapsed())
+            .filter(|left| !left.is_zero())
     }
 
     /// Whether all known changes are contained.
@@ -149,6 +168,31 @@ mod tests {
             view.set(Observed::default(), at(2));
             assert!(view.is_current());
         }
+    }
+
+    #[test]
+    fn the_event_of_a_finished_task_is_waited_for_but_not_for_long() {
+        let expected = || {
+            let mut view = RuntimeView::default();
+            assert_eq!(view.awaits_event(), None, "never asked");
+            view.set(Observed::default(), at(1));
+            assert_eq!(view.awaits_event(), None, "nothing is expected");
+            view.expect(Effect::Sandbox { id: "s".into() });
+            view
+        };
+        let mut view = expected();
+        assert!(
+            view.awaits_event()
+                .is_some_and(|wait| wait <= EVENT_PATIENCE)
+        );
+        view.take(snapshot(2, None));
+        assert_eq!(view.awaits_event(), None, "it came");
+        let mut view = expected();
+        view.expected_since = Some(Instant::now() - EVENT_PATIENCE);
+        assert_eq!(view.awaits_event(), None, "it did not come in time");
+        let mut view = expected();
+        view.ask_again();
+        assert_eq!(view.awaits_event(), None, "something else has changed");
     }
 
     #[test]
