@@ -33,6 +33,8 @@ pub(super) struct Report {
     /// exists. An equal patch is not sent again, even if the API dropped some of its fields.
     sent: Option<Box<str>>,
     state: State,
+    /// The object and the status between which there was no difference: most evaluations change neither.
+    equal: Option<(Arc<Pod>, Arc<PodStatus>)>,
     /// Whether the last write failed: further failures are not logged, since the servers may be away
     /// for hours.
     is_failing: bool,
@@ -60,6 +62,7 @@ impl Report {
             taken: None,
             sent: None,
             state: State::Idle,
+            equal: None,
             is_failing: false,
         }
     }
@@ -81,6 +84,22 @@ impl Report {
         if *self.status != status {
             self.status = Arc::new(status);
         }
+    }
+
+    /// The difference between the API's status and this one.
+    fn difference(&mut self, shown: &Arc<Pod>) -> Option<Value> {
+        let is_equal = |(pod, status): &(Arc<Pod>, Arc<PodStatus>)| {
+            Arc::ptr_eq(pod, shown) && Arc::ptr_eq(status, &self.status)
+        };
+        if self.equal.as_ref().is_some_and(is_equal) {
+            return None;
+        }
+        let difference = patch(shown, &self.status);
+        self.equal = match &difference {
+            None => Some((shown.clone(), self.shared())),
+            Some(_) => None,
+        };
+        difference
     }
 
     /// The next step for a difference between this status and the API's.
@@ -132,7 +151,7 @@ impl Worker {
         let (namespace, name) = (spec::namespace(&shown), spec::name(&shown).to_owned());
         let deleted = self.subject.pod.metadata.deletion_timestamp.is_some();
         let may_delete = deleted && self.subject.wanted && matches!(self.life, Life::Stopped(_));
-        let difference = patch(&shown, self.report.status());
+        let difference = self.report.difference(&shown);
         let api: Api<Pod> = Api::namespaced(self.core.config.client.clone(), namespace);
         match self.report.next(difference, may_delete, now) {
             Next::Nothing => None,
@@ -283,6 +302,27 @@ mod tests {
             report.next(change.clone(), false, at(13)),
             Next::Write(change.unwrap())
         );
+    }
+
+    #[test]
+    fn a_difference_is_found_again_when_the_object_or_the_status_changes() {
+        let mut report = Report::new(PodStatus::default());
+        let shown = |phase: &str| {
+            let pod = serde_json::json!({"status": {"phase": phase}});
+            Arc::new(serde_json::from_value(pod).unwrap())
+        };
+        let (empty, running) = (Arc::new(Pod::default()), shown("Running"));
+        for _ in 0..2 {
+            assert_eq!(report.difference(&empty), None);
+        }
+        assert!(report.difference(&running).is_some());
+        assert_eq!(report.difference(&empty), None);
+        report.set_status(PodStatus {
+            phase: Some("Running".into()),
+            ..PodStatus::default()
+        });
+        assert!(report.difference(&empty).is_some());
+        assert_eq!(report.difference(&running), None);
     }
 
     #[test]
