@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use super::{Container, Facts, Phase, Status, dir};
 use crate::{
+    cgroup::Cgroup,
     disk,
     engine::Engine,
     error::{Error, Result},
@@ -46,12 +47,19 @@ impl Engine {
         }
         let wanted = config.image.clone().unwrap_or_default().image;
         let id = id::generate();
+        let cgroup = self.cgroup_of(&sandbox, &id);
         let (engine, new) = (self.clone(), id.clone());
         let made = self
             .blocking(move || {
                 let _lease = engine.images.lease()?;
                 let image = engine.images.need(&wanted)?;
-                engine.make_container(&sandbox, &new, config, &image)
+                std::thread::scope(|scope| {
+                    let thread = std::thread::Builder::new().name("cgroup".into());
+                    let cgroup = || engine.prepare_cgroup(&sandbox, &new);
+                    // Without the thread the cgroup is made when the container starts.
+                    let _ = thread.spawn_scoped(scope, cgroup);
+                    engine.make_container(&sandbox, &new, config, &image)
+                })
             })
             .await?;
         match made {
@@ -67,8 +75,27 @@ impl Engine {
             }
             Err(error) => {
                 self.discard_container_dir(&dir(&self.config, &id)).await;
+                let _ = Cgroup::new(cgroup).remove();
                 Err(error)
             }
+        }
+    }
+
+    fn cgroup_of(&self, sandbox: &Sandbox, id: &str) -> String {
+        let parent = sandbox.facts.cgroup_parent.trim_end_matches('/');
+        self.config.container_cgroup(parent, id)
+    }
+
+    /// Makes the container's cgroup, which on cgroup v1 takes longer than all other files: one directory for each
+    /// controller. systemd and other OCI runtimes make theirs themselves.
+    fn prepare_cgroup(&self, sandbox: &Sandbox, id: &str) {
+        if self.config.systemd_cgroups || self.config.handlers.contains_key(&sandbox.facts.handler)
+        {
+            return;
+        }
+        if let Err(error) = Cgroup::new(self.cgroup_of(sandbox, id)).create() {
+            // The start tries again, and reports the error.
+            tracing::debug!(container = id, %error, "cannot make a cgroup");
         }
     }
 
@@ -86,7 +113,7 @@ impl Engine {
         let mut layers = image.layers.clone();
         let bound_images = self.bind_images(&dir, &config, &mut layers)?;
         let parent = sandbox.facts.cgroup_parent.trim_end_matches('/');
-        let cgroup = self.config.container_cgroup(parent, id);
+        let cgroup = self.cgroup_of(sandbox, id);
         let mut built = spec::build(&Inputs {
             config: &config,
             sandbox: &sandbox.config,

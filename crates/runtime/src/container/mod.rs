@@ -8,10 +8,7 @@ mod status;
 mod stop;
 mod update;
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc};
 
 use cri::v1::{ContainerConfig, LinuxContainerResources};
 pub(crate) use exec::{ALL_OUTPUT, Process};
@@ -139,11 +136,6 @@ impl Status {
 }
 
 impl Container {
-    /// Its directory.
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
-    }
-
     /// The usage of its writable layer, possibly cached.
     pub(crate) fn written(&self, sizing: &Sizing) -> Size {
         self.measured.written(&self.dir, sizing)
