@@ -1,4 +1,5 @@
-//! Assigns each node a subnet of the cluster CIDR, once and for its lifetime.
+//! Assigns each node a subnet of the cluster CIDR, once and for its lifetime. No subnet overlaps that of another node,
+//! also if that one has another size, as after a change of the size.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -14,6 +15,7 @@ use serde_json::json;
 
 use crate::{
     metrics::Metrics,
+    nodelifecycle,
     shared::{CIDR, Shared},
 };
 
@@ -108,15 +110,71 @@ impl Allocator {
     /// A free subnet of each range.
     fn allocate(&self) -> Option<Vec<String>> {
         let mut first = self.first_free.lock();
-        let is_taken = |cidr: &str| self.nodes.count_by_index(CIDR, cidr) > 0;
         let ranges = self.ranges.iter().zip(first.iter_mut());
         let found = ranges.map(|(range, first)| {
+            let others = self.of_other_size(range);
+            let is_taken = |number, cidr: &str| {
+                let overlaps = |other: &Subnet| other.overlaps(&range.subnet(number));
+                self.nodes.count_by_index(CIDR, cidr) > 0 || others.iter().any(overlaps)
+            };
             let (number, cidr) = range.first_free(*first, is_taken)?;
             *first = number;
             Some(cidr)
         });
         found.collect()
     }
+
+    /// Subnets of nodes that have another size than those of this range; usually there is none.
+    fn of_other_size(&self, range: &Range) -> Vec<Subnet> {
+        let nodes = self.nodes.entries();
+        let all = nodes.iter().filter_map(|node| {
+            let facts: &nodelifecycle::Facts = node.summary()?;
+            Some(facts.pod_cidrs.iter())
+        });
+        let differs = |subnet: &&Subnet| subnet.bits == range.bits && subnet.prefix != range.part;
+        all.flatten().filter(differs).copied().collect()
+    }
+}
+
+/// A subnet as numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Subnet {
+    first: u128,
+    /// The length of an address.
+    bits: u32,
+    prefix: u32,
+}
+
+impl Subnet {
+    fn parse(cidr: &str) -> Option<Self> {
+        let (address, prefix) = cidr.split_once('/')?;
+        let (first, bits) = number(address.parse().ok()?);
+        let prefix = prefix.parse().ok().filter(|prefix| *prefix <= bits)?;
+        Some(Self {
+            first,
+            bits,
+            prefix,
+        })
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        let rest = self.bits - self.prefix.min(other.prefix);
+        self.bits == other.bits && self.first.checked_shr(rest) == other.first.checked_shr(rest)
+    }
+}
+
+/// An address as a number, and its length in bits.
+fn number(address: IpAddr) -> (u128, u32) {
+    match address {
+        IpAddr::V4(address) => (u128::from(u32::from(address)), 32),
+        IpAddr::V6(address) => (u128::from(address), 128),
+    }
+}
+
+/// The pod CIDRs of a node as numbers.
+pub(crate) fn subnets(node: &Node) -> Box<[Subnet]> {
+    let all = cidrs(node);
+    all.iter().filter_map(|cidr| Subnet::parse(cidr)).collect()
 }
 
 /// The pod CIDRs of a node.
@@ -150,11 +208,8 @@ impl std::fmt::Display for Range {
 impl Range {
     fn parse(cidr: &str, part: u8) -> Option<Self> {
         let (address, prefix) = cidr.split_once('/')?;
-        let (address, prefix) = (address.parse::<IpAddr>().ok()?, prefix.parse::<u32>().ok()?);
-        let (base, bits) = match address {
-            IpAddr::V4(address) => (u128::from(u32::from(address)), 32),
-            IpAddr::V6(address) => (u128::from(address), 128),
-        };
+        let (base, bits) = number(address.parse().ok()?);
+        let prefix = prefix.parse::<u32>().ok()?;
         // A node's IPv6 subnet is a /64 unless a prefix longer than /32 is configured.
         let part = if bits == 128 && part <= 32 {
             64
@@ -171,10 +226,22 @@ impl Range {
     }
 
     /// The first free subnet from index `first` on, with its index.
-    fn first_free(&self, first: u128, is_taken: impl Fn(&str) -> bool) -> Option<(u128, String)> {
+    fn first_free(
+        &self,
+        first: u128,
+        is_taken: impl Fn(u128, &str) -> bool,
+    ) -> Option<(u128, String)> {
         let parts = 1_u128 << (self.part - self.prefix);
         let mut parts = (first..parts).map(|number| (number, self.nth(number)));
-        parts.find(|(_, cidr)| !is_taken(cidr))
+        parts.find(|(number, cidr)| !is_taken(*number, cidr))
+    }
+
+    fn subnet(&self, number: u128) -> Subnet {
+        Subnet {
+            first: self.base + (number << (self.bits - self.part)),
+            bits: self.bits,
+            prefix: self.part,
+        }
     }
 
     fn nth(&self, number: u128) -> String {
@@ -201,7 +268,7 @@ mod tests {
     fn pod_cidrs_are_allocated_in_order_and_gaps_are_reused() {
         let range = Range::parse("10.42.0.0/16", 24).unwrap();
         let free = |range: &Range, first, taken: &[&str]| {
-            let found = range.first_free(first, |cidr| taken.contains(&cidr));
+            let found = range.first_free(first, |_, cidr| taken.contains(&cidr));
             found.map(|(_, cidr)| cidr)
         };
         assert_eq!(free(&range, 0, &[]).unwrap(), "10.42.0.0/24");
@@ -216,5 +283,31 @@ mod tests {
             "fd00:42:0:3::/64"
         );
         assert!(Range::parse("10.0.0.0/25", 24).is_none());
+    }
+
+    #[test]
+    fn subnets_of_another_size_are_not_given_again() {
+        for (cluster, part, taken, expected) in [
+            ("10.42.0.0/16", 26, "10.42.0.0/24", Some("10.42.1.0/26")),
+            ("10.42.0.0/16", 24, "10.42.0.64/26", Some("10.42.1.0/24")),
+            ("10.42.0.0/16", 24, "10.42.7.0/26", Some("10.42.0.0/24")),
+            ("10.42.0.0/16", 24, "10.0.0.0/8", None),
+            ("10.42.0.0/16", 24, "0.0.0.0/0", None),
+            ("10.42.0.0/16", 24, "fd00::/8", Some("10.42.0.0/24")),
+            (
+                "fd00:42::/56",
+                64,
+                "fd00:42:0::/63",
+                Some("fd00:42:0:2::/64"),
+            ),
+        ] {
+            let range = Range::parse(cluster, part).unwrap();
+            let taken = Subnet::parse(taken).unwrap();
+            let found = range.first_free(0, |number, _| taken.overlaps(&range.subnet(number)));
+            let found = found.map(|(_, cidr)| cidr);
+            assert_eq!(found.as_deref(), expected, "{cluster} {taken:?}");
+        }
+        assert_eq!(Subnet::parse("10.0.0.0/33"), None);
+        assert_eq!(Subnet::parse("10.0.0.0"), None);
     }
 }

@@ -14,6 +14,7 @@ use k8s_openapi::{
 use reconcile::condition;
 
 use super::zones::zone_of;
+use crate::nodeipam::{self, Subnet};
 
 /// The facts of a node that tell whether it is well. The informer keeps them for every node, so that none must be
 /// decoded for the checks.
@@ -27,6 +28,8 @@ pub(crate) struct Facts {
     is_ready: Option<bool>,
     /// The heartbeat in the condition Ready, unless that is Unknown.
     posted: Option<Timestamp>,
+    /// For [`crate::nodeipam`].
+    pub(crate) pod_cidrs: Box<[Subnet]>,
 }
 
 impl Facts {
@@ -41,6 +44,7 @@ impl Facts {
             is_excluded: super::is_excluded(node),
             is_ready: ready.map(|ready| ready.status == "True"),
             posted: posted.map(|time| time.0),
+            pod_cidrs: nodeipam::subnets(node),
         }
     }
 
