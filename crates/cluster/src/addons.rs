@@ -1,7 +1,8 @@
 //! Objects that every cluster has beside those of the API server: the `kube-dns` Service, whose
 //! address pods use as resolver (each node answers for it; it needs no endpoints), the ConfigMap
-//! `coredns` with its Corefile, the default StorageClass, and two ConfigMaps that joining machines
-//! read: kubeadm's `cluster-info`, and the cluster's settings for nodes.
+//! `coredns` with its Corefile, the default StorageClass, two ConfigMaps that joining machines
+//! read: kubeadm's `cluster-info`, and the cluster's settings for nodes; and one with the names of all servers, if there
+//! may be several.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -20,8 +21,10 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use crate::{
-    Part, Settings,
+    Part, Role, Settings,
+    addresses::names,
     agent::{CONFIG_MAP, Facts},
+    agreed::Agreed,
     marker::Marker,
     storage,
 };
@@ -30,6 +33,7 @@ use crate::{
 pub(crate) struct Addons {
     pub client: kube::Client,
     pub settings: Settings,
+    pub role: Role,
     pub pki: Arc<Pki>,
     /// The settings with the host's current addresses.
     pub current: watch::Receiver<Settings>,
@@ -49,7 +53,8 @@ impl Service for Addons {
             self.ensure().await?;
             // From here on a missing store is data loss.
             Marker::update(&self.settings.data_dir, |marker| {
-                marker.store |= self.is_embedded()
+                marker.store |= self.is_embedded();
+                marker.agreed = Some(Agreed::new(&self.settings));
             })?;
             context.ready();
             let mut current = self.current.clone();
@@ -59,6 +64,7 @@ impl Service for Addons {
                     () = context.shutdown() => return Ok(()),
                 }
                 self.ensure_cluster_info().await?;
+                self.ensure_server_names().await?;
             }
         })
     }
@@ -70,6 +76,7 @@ impl Addons {
     }
 
     async fn ensure(&self) -> Result<(), kube::Error> {
+        self.ensure_server_names().await?;
         self.ensure_dns().await?;
         if self.settings.runs(Part::Dns) {
             self.ensure_corefile().await?;
@@ -81,6 +88,20 @@ impl Addons {
         let (namespace, name) = CONFIG_MAP;
         let facts = Facts::publish(&self.settings);
         self.ensure_map(namespace, name, facts).await
+    }
+
+    /// The names in this server's certificate: no node gets a certificate for them, whichever server approves it.
+    async fn ensure_server_names(&self) -> Result<(), kube::Error> {
+        let current = self.current.borrow().clone();
+        // A single server knows its own names.
+        let Ok(Some(server)) = current.server_name() else {
+            return Ok(());
+        };
+        let names = names(&current, self.role).of_apiserver();
+        let names = Vec::from_iter(names).join(" ");
+        let entry = BTreeMap::from([(server, names)]);
+        self.ensure_map("kube-system", controllers::csr::approving::SERVERS, entry)
+            .await
     }
 
     /// A kubeconfig without credentials: the server and the CA.

@@ -8,13 +8,14 @@ use std::{
     io::{self, BufReader, BufWriter, Read},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use pki::{Identity, sealed};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::{Error, skew::Writer};
+use crate::{Error, agreed::Agreed, skew::Writer};
 
 /// The prefix of an archive.
 const MAGIC: &[u8; 18] = b"mainstay-backup-2\n";
@@ -32,6 +33,18 @@ struct Head {
     /// Absent in archives of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     writer: Option<Writer>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    agreed: Option<Agreed>,
+}
+
+/// The part of an archive that is about the cluster and not in its objects.
+#[derive(Debug, Clone)]
+pub(crate) struct Cluster<'a> {
+    pub identity: &'a Identity,
+    /// The last writer of the objects.
+    pub writer: Option<Writer>,
+    /// The settings that the cluster keeps.
+    pub agreed: Option<Agreed>,
 }
 
 /// An archive without its objects.
@@ -41,6 +54,8 @@ pub(crate) struct Content {
     pub identity: Option<Identity>,
     /// The last writer of the objects.
     pub writer: Option<Writer>,
+    /// The settings that the cluster keeps; absent in archives of earlier versions.
+    pub agreed: Option<Agreed>,
 }
 
 /// Hashes what is read through it.
@@ -76,16 +91,33 @@ impl Drop for Temporary {
     }
 }
 
+/// The prefix of private directories, in the data directory.
+pub(crate) const PRIVATE: &str = "backup.";
+
+/// How old a private directory is that no running backup can have.
+const LEFTOVER: Duration = Duration::from_secs(24 * 3600);
+
+/// Removes what interrupted backups left in the data directory.
+pub(crate) fn remove_leftovers(data_dir: &Path) {
+    let is_old = |entry: &fs::DirEntry| {
+        let changed = entry.metadata().and_then(|metadata| metadata.modified());
+        let age = changed.ok().and_then(|changed| changed.elapsed().ok());
+        age.is_some_and(|age| age > LEFTOVER)
+    };
+    for entry in fs::read_dir(data_dir).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(PRIVATE) && is_old(&entry) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 /// A directory that only its owner can enter; removed with its content on drop.
 pub(crate) struct PrivateDirectory(PathBuf);
 
 impl PrivateDirectory {
-    /// A directory beside `path`. It is new, under an unpredictable name: other users of the parent
-    /// directory cannot have placed a link or an open file there.
-    pub(crate) fn beside(path: &Path) -> Result<Self, Error> {
-        let mut name = path.as_os_str().to_owned();
-        name.push(format!(".{:016x}", rand::random::<u64>()));
-        let path = PathBuf::from(name);
+    /// A new directory in the data directory.
+    pub(crate) fn inside(data_dir: &Path) -> Result<Self, Error> {
+        let path = data_dir.join(format!("{PRIVATE}{:016x}", rand::random::<u64>()));
         let made = DirBuilder::new().mode(0o700).create(&path);
         made.map_err(failed(&path))?;
         Ok(Self(path))
@@ -129,13 +161,14 @@ fn ignore_missing(error: io::Error) -> io::Result<()> {
 /// new file.
 pub(crate) fn write(
     file: &Path,
-    (identity, writer): (&Identity, Option<Writer>),
+    cluster: Cluster<'_>,
     objects: &Path,
     password: Option<&str>,
 ) -> Result<(), Error> {
     let head = Head {
-        identity: identity.to_json(),
-        writer,
+        identity: cluster.identity.to_json(),
+        writer: cluster.writer,
+        agreed: cluster.agreed,
     };
     let head = serde_json::to_vec(&head).unwrap_or_default();
     let length = u32::try_from(head.len()).unwrap_or(u32::MAX).to_be_bytes();
@@ -246,6 +279,7 @@ fn head(from: &mut impl Read, file: &Path) -> Result<Content, Error> {
     Ok(Content {
         identity: Some(Identity::from_json(&head.identity)?),
         writer: head.writer,
+        agreed: head.agreed,
     })
 }
 
@@ -256,6 +290,14 @@ mod tests {
     use pki::{Names, Pki};
 
     use super::*;
+
+    fn only(identity: &Identity) -> Cluster<'_> {
+        Cluster {
+            identity,
+            writer: None,
+            agreed: None,
+        }
+    }
 
     #[test]
     fn an_archive_holds_keys_and_objects_and_is_its_owners_alone() {
@@ -268,8 +310,17 @@ mod tests {
             format: 1,
             version: "v1.36.4".into(),
         };
+        let agreed: Agreed = serde_json::from_value(serde_json::json!({
+            "clusterCidr": "10.42.0.0/16", "serviceCidr": "10.60.0.0/16", "nodeCidrMask": 24,
+            "clusterDomain": "cluster.local",
+        }))
+        .unwrap();
         for password in [None, Some("secret")] {
-            let begin = (&identity, Some(writer.clone()));
+            let begin = Cluster {
+                writer: Some(writer.clone()),
+                agreed: Some(agreed.clone()),
+                ..only(&identity)
+            };
             write(&at("file"), begin, &at("objects"), password).unwrap();
             let mode = fs::metadata(at("file")).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600);
@@ -279,6 +330,7 @@ mod tests {
             let found = read(&at("file"), &at("out"), password).unwrap();
             assert_eq!(found.identity.as_ref(), Some(&identity));
             assert_eq!(found.writer.as_ref(), Some(&writer));
+            assert_eq!(found.agreed.as_ref(), Some(&agreed));
             assert_eq!(fs::read(at("out")).unwrap(), b"the objects");
         }
         let refused = read(&at("file"), &at("out"), None).unwrap_err();
@@ -300,7 +352,7 @@ mod tests {
         }
         Pki::ensure(&at("pki"), &Names::default()).unwrap();
         let identity = Identity::read(&at("pki")).unwrap().unwrap();
-        write(&at("file"), (&identity, None), &at("old"), None).unwrap();
+        write(&at("file"), only(&identity), &at("old"), None).unwrap();
         let bytes = fs::read(at("file")).unwrap();
         // From before archives had a checksum.
         let unchecked = [UNCHECKED_MAGIC, &bytes[MAGIC.len()..bytes.len() - CHECKSUM]].concat();
@@ -318,7 +370,7 @@ mod tests {
         let identity = Identity::read(&at("pki")).unwrap().unwrap();
         fs::write(at("objects"), "the objects").unwrap();
         for password in [None, Some("secret")] {
-            write(&at("file"), (&identity, None), &at("objects"), password).unwrap();
+            write(&at("file"), only(&identity), &at("objects"), password).unwrap();
             let bytes = fs::read(at("file")).unwrap();
             let is_read = |bytes: &[u8]| {
                 fs::write(at("damaged"), bytes).unwrap();

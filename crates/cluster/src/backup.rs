@@ -146,7 +146,12 @@ async fn expect_answer(data_dir: &Path, stream: UnixStream, question: &str) -> R
 /// password. Returns the revision of the objects.
 pub async fn backup(data_dir: &Path, file: &Path, password: Option<&str>) -> Result<u64, Error> {
     let file = std::path::absolute(file).map_err(|error| failed(file, &error))?;
-    let private = PrivateDirectory::beside(&file)?;
+    if !data_dir.is_dir() {
+        return Err(no_objects(data_dir));
+    }
+    // Not beside the file: they are not encrypted yet.
+    archive::remove_leftovers(data_dir);
+    let private = PrivateDirectory::inside(data_dir)?;
     let objects = private.file("objects");
     let revision = backup_objects(data_dir, &objects).await?;
     let keys = data_dir.join("pki");
@@ -155,8 +160,13 @@ pub async fn backup(data_dir: &Path, file: &Path, password: Option<&str>) -> Res
         let why = format!("{} does not contain the keys of a cluster", keys.display());
         Error::Backup(why)
     })?;
-    let writer = skew::writer_in(data_dir)?;
-    archive::write(&file, (&identity, writer), &objects, password)?;
+    let marker = Marker::read(data_dir)?.unwrap_or_default();
+    let cluster = archive::Cluster {
+        identity: &identity,
+        writer: marker.writer,
+        agreed: marker.agreed,
+    };
+    archive::write(&file, cluster, &objects, password)?;
     Ok(revision)
 }
 
@@ -221,11 +231,15 @@ fn failed(path: &Path, error: &io::Error) -> Error {
     Error::Backup(format!("{}: {error}", path.display()))
 }
 
+fn no_objects(data_dir: &Path) -> Error {
+    let place = data_dir.display();
+    Error::Backup(format!("{place} contains no objects of a cluster"))
+}
+
 fn backup_stopped(data_dir: &Path, file: &Path) -> Result<u64, Error> {
     let directory = data_dir.join("store");
     if !directory.is_dir() {
-        let why = format!("{} contains no objects of a cluster", data_dir.display());
-        return Err(Error::Backup(why));
+        return Err(no_objects(data_dir));
     }
     let _lock = DataLock::take(data_dir)?;
     let store = embedded::Embedded::open(directory, Plain)?;
@@ -255,7 +269,12 @@ pub fn restore(
     let directory = data_dir.join("store");
     let _lock = DataLock::take(data_dir)?;
     let objects = Temporary::beside(&data_dir.join("objects"), ".restoring");
-    let archive::Content { identity, writer } = archive::read(file, objects.path(), password)?;
+    let content = archive::read(file, objects.path(), password)?;
+    let archive::Content {
+        identity,
+        writer,
+        agreed,
+    } = content;
     skew::check(writer.as_ref())?;
     let keys = data_dir.join("pki");
     let own = Identity::read(&keys)?;
@@ -288,6 +307,9 @@ pub fn restore(
         marker.store = true;
         marker.in_etcd = false;
         marker.writer = writer;
+        marker.agreed = agreed;
+        // Those of the cluster that was here before.
+        marker.servers.clear();
     })?;
     let mut set_aside = Vec::new();
     for (path, _) in [(&directory, !is_empty), (&keys, other_keys)]

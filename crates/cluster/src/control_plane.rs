@@ -100,6 +100,7 @@ impl ControlPlane {
             Arc::new(Addons {
                 client: admin.clone(),
                 settings: settings.clone(),
+                role,
                 pki: pki.clone(),
                 current: current.clone(),
             }),

@@ -51,12 +51,18 @@ pub enum Error {
     /// The store belongs to another cluster, or this server is not one of its servers.
     #[error("{0}")]
     NotAServer(String),
+    /// The data directory belongs to a machine with another role.
+    #[error("{0}")]
+    WrongRole(String),
     /// Incompatible versions.
     #[error("{0}")]
     Version(String),
     /// Joining a cluster.
     #[error("cannot join: {0}")]
     Join(String),
+    /// The cluster has not signed cluster-info with the token, or not yet.
+    #[error("cannot join: {0}")]
+    NotSigned(String),
     /// An error of the API server, or no response.
     #[error("API: {}", message(.0))]
     Api(#[from] client::kube::Error),

@@ -15,11 +15,18 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use store::etcd::Records;
 
-use crate::{Error, Role, Settings, addresses::names, storage::Storage};
+use crate::{
+    Error, Role, Settings,
+    addresses::names,
+    agreed::{self, Agreed},
+    storage::Storage,
+};
 
 /// The record's name.
 const RECORD: &str = "cluster";
 const VERSION: u32 = 1;
+/// Whose settings are compared, in messages.
+const IN_ETCD: &str = "the cluster in etcd";
 /// The file of a server's token, in the directory of its keys.
 const TOKEN_FILE: &str = "server-token";
 const PREFIX: &str = "server.";
@@ -96,53 +103,6 @@ impl ServerToken {
     fn write(&self, data_dir: &Path) -> Result<(), Error> {
         let path = data_dir.join("pki").join(TOKEN_FILE);
         Ok(pki::write_private(&path, self.0.as_bytes())?)
-    }
-}
-
-/// Settings that all servers of a cluster must share.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Agreed {
-    cluster_cidr: String,
-    service_cidr: String,
-    node_cidr_mask: u8,
-    /// For the second range, if any.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    second_node_cidr_mask: Option<u8>,
-    cluster_domain: String,
-}
-
-impl Agreed {
-    fn new(settings: &Settings) -> Self {
-        Self {
-            cluster_cidr: settings.cluster_cidr.to_string(),
-            service_cidr: settings.service_cidr.to_string(),
-            node_cidr_mask: settings.node_cidr_masks[0],
-            second_node_cidr_mask: settings.node_cidr_masks.get(1).copied(),
-            cluster_domain: settings.cluster_domain.clone(),
-        }
-    }
-
-    /// Rejects settings that differ from another server's.
-    fn check(&self, own: &Self) -> Result<(), Error> {
-        let shown = |agreed: &Self| match agreed.second_node_cidr_mask {
-            Some(second) => format!("{},{second}", agreed.node_cidr_mask),
-            None => agreed.node_cidr_mask.to_string(),
-        };
-        let masks = (shown(self), shown(own));
-        let pairs = [
-            ("cluster-cidr", &self.cluster_cidr, &own.cluster_cidr),
-            ("service-cidr", &self.service_cidr, &own.service_cidr),
-            ("node-cidr-mask-size", &masks.0, &masks.1),
-            ("cluster-domain", &self.cluster_domain, &own.cluster_domain),
-        ];
-        match pairs.into_iter().find(|(_, theirs, own)| theirs != own) {
-            Some((flag, theirs, _)) => {
-                let why = format!("the cluster in etcd has {theirs}; all servers need the same");
-                Err(Error::Option(flag, why))
-            }
-            None => Ok(()),
-        }
     }
 }
 
@@ -310,11 +270,10 @@ fn keep_token(record: &Record, own: &Identity, data_dir: &Path) -> Result<(), Er
     }
 }
 
-/// Ensures that this server may serve the store's cluster, and has its keys. Needed only for a
-/// store that several servers can share.
+/// Ensures that this server may serve the store's cluster with its settings, and has its keys.
 pub async fn ensure(settings: &Settings, role: Role, storage: &Storage) -> Result<(), Error> {
     let Storage::Etcd(etcd) = storage else {
-        return Ok(());
+        return agreed::check(settings, storage).await;
     };
     let records = etcd.records();
     if let Some(found) = records.get(RECORD).await? {
@@ -330,6 +289,8 @@ pub async fn ensure(settings: &Settings, role: Role, storage: &Storage) -> Resul
             )));
         }
     }
+    // The objects may have been moved here.
+    agreed::check(settings, storage).await?;
     found(settings, role, &records).await
 }
 
@@ -394,7 +355,7 @@ fn join(settings: &Settings, record: &Record) -> Result<(), Error> {
                 directory.display()
             )));
         }
-        record.agreed.check(&Agreed::new(settings))?;
+        record.agreed.check(&Agreed::new(settings), IN_ETCD)?;
         if let Some(token) = &settings.server_token {
             record.open(token)?;
         }
@@ -407,7 +368,7 @@ fn join(settings: &Settings, record: &Record) -> Result<(), Error> {
             record.ca_hash
         )));
     };
-    record.agreed.check(&Agreed::new(settings))?;
+    record.agreed.check(&Agreed::new(settings), IN_ETCD)?;
     let identity = record.open(token)?;
     identity.install(&directory)?;
     token.write(&settings.data_dir)?;

@@ -7,6 +7,7 @@ mod access;
 mod addons;
 mod addresses;
 pub mod agent;
+mod agreed;
 mod archive;
 pub mod backup;
 pub mod cni;

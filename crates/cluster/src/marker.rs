@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, skew::Writer};
+use crate::{Error, Role, agreed::Agreed, skew::Writer};
 
 /// The marker's name in the data directory.
 pub const FILE: &str = "mainstay.json";
@@ -27,6 +27,9 @@ pub struct Marker {
     /// The last program version that wrote to the store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub writer: Option<Writer>,
+    /// The settings that the cluster keeps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agreed: Option<Agreed>,
     /// The ID of this server within its cluster.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub server: String,
@@ -98,6 +101,30 @@ pub fn cgroup(id: &str, marker: Option<&Marker>) -> String {
     format!("mainstay-{id}{suffix}")
 }
 
+/// Rejects a server in the directory of a node that joined another cluster, and the reverse: it would end the pods of
+/// that node, which are not among its own.
+pub fn check_role(data_dir: &Path, role: Role) -> Result<(), Error> {
+    let wrong = |what: &str, command: &str| {
+        let place = data_dir.display();
+        Err(Error::WrongRole(format!(
+            "{what}, with its data in {place}: start it with `mainstay {command}`, use another --data-dir, or run \
+             `mainstay reset` first, which removes its pods and data"
+        )))
+    };
+    let joined = crate::agent::joined_name(data_dir)?;
+    match (role, joined) {
+        (Role::Up | Role::Server, Some(name)) => {
+            let what = format!("this machine has joined a cluster as node {name:?}");
+            wrong(&what, "agent")
+        }
+        (Role::Agent, _) if data_dir.join("pki").join("ca.key").exists() => wrong(
+            "this machine is a server of a cluster",
+            "up` or `mainstay server",
+        ),
+        _ => Ok(()),
+    }
+}
+
 /// The ID of this directory's server within its cluster; generated on first use.
 pub fn server_id(data_dir: &Path) -> Result<String, Error> {
     let fresh = format!("{:016x}", rand::random::<u64>());
@@ -137,6 +164,7 @@ pub fn is_ours(name: &str) -> bool {
         || name.starts_with("store.before-migration-")
         || name.starts_with("pki.before-restore-")
         || name.starts_with("objects.restoring")
+        || name.starts_with(crate::archive::PRIVATE)
 }
 
 #[cfg(test)]
@@ -177,6 +205,35 @@ mod tests {
         Marker::update(directory.path(), |marker| marker.store = false).unwrap();
         let old = Marker::read(directory.path()).unwrap();
         assert_eq!(cgroup("1a", old.as_ref()), "mainstay-1a");
+    }
+
+    #[test]
+    fn a_directory_of_a_node_is_no_servers_and_the_reverse() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        for role in [Role::Up, Role::Server, Role::Agent] {
+            check_role(directory.path(), role).unwrap();
+        }
+        fs::create_dir(at("pki")).unwrap();
+        fs::write(at("pki/ca.key"), "").unwrap();
+        check_role(directory.path(), Role::Up).unwrap();
+        check_role(directory.path(), Role::Server).unwrap();
+        let refused = check_role(directory.path(), Role::Agent).unwrap_err();
+        assert!(refused.to_string().contains("is a server"), "{refused}");
+        fs::remove_dir_all(at("pki")).unwrap();
+        fs::create_dir(at("agent")).unwrap();
+        let facts = r#"{"nodeName":"two","server":"https://a:1","clusterCidr":"10.42.0.0/16",
+            "serviceCidr":"10.43.0.0/16","clusterDomain":"cluster.local"}"#;
+        fs::write(at("agent/cluster.json"), facts).unwrap();
+        fs::write(at("agent/ca.crt"), "").unwrap();
+        check_role(directory.path(), Role::Agent).unwrap();
+        for role in [Role::Up, Role::Server] {
+            let refused = check_role(directory.path(), role).unwrap_err().to_string();
+            assert!(
+                refused.contains("joined a cluster as node \"two\""),
+                "{refused}"
+            );
+        }
     }
 
     #[test]

@@ -62,6 +62,7 @@ fn peer(node: &Node) -> Peer {
     }
 }
 
+/// The first of each IP family. A node writes them itself, and each may send into the overlay of all others.
 fn internal_ips(node: &Node) -> Vec<IpAddr> {
     let addresses = node
         .status
@@ -71,9 +72,13 @@ fn internal_ips(node: &Node) -> Vec<IpAddr> {
         .into_iter()
         .flatten()
         .filter(|address| address.type_ == "InternalIP");
-    internal
-        .filter_map(|address| address.address.parse().ok())
-        .collect()
+    let mut first: Vec<IpAddr> = Vec::new();
+    for ip in internal.filter_map(|address| address.address.parse::<IpAddr>().ok()) {
+        if first.iter().all(|known| known.is_ipv4() != ip.is_ipv4()) {
+            first.push(ip);
+        }
+    }
+    first
 }
 
 #[cfg(test)]
@@ -88,11 +93,14 @@ mod tests {
             "metadata": {"name": "b"},
             "spec": {"podCIDR": "10.42.1.0/24", "podCIDRs": ["10.42.1.0/24"]},
             "status": {"addresses": [
-                {"type": "Hostname", "address": "b"}, {"type": "InternalIP", "address": "192.0.2.2"}]},
+                {"type": "Hostname", "address": "b"}, {"type": "InternalIP", "address": "192.0.2.2"},
+                {"type": "InternalIP", "address": "192.0.2.3"}, {"type": "InternalIP", "address": "fd00::2"},
+                {"type": "InternalIP", "address": "fd00::3"}, {"type": "ExternalIP", "address": "203.0.113.2"}]},
         }))
         .unwrap();
         let peer = peer(&node);
-        assert_eq!(peer.addresses, ["192.0.2.2".parse::<IpAddr>().unwrap()]);
+        let expected = ["192.0.2.2", "fd00::2"].map(|ip| ip.parse::<IpAddr>().unwrap());
+        assert_eq!(peer.addresses, expected);
         assert_eq!(peer.pod_cidrs, ["10.42.1.0/24".parse().unwrap()]);
     }
 }

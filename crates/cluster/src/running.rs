@@ -138,7 +138,7 @@ impl Running {
         join: &Join,
         shutdown: CancellationToken,
     ) -> Result<Self, Error> {
-        let lock = lock(&settings)?;
+        let lock = lock(&settings, Role::Agent)?;
         let membership = Arc::new(agent::membership(&settings, join).await?);
         settings.adopt(&membership.facts)?;
         networks::claim(&settings).await?;
@@ -259,15 +259,16 @@ impl Running {
 /// Claims the machine: no other daemon runs from the directory, and the cluster's addresses are
 /// free.
 async fn prepare(settings: &Settings, role: Role) -> Result<DataLock, Error> {
-    let lock = lock(settings)?;
+    let lock = lock(settings, role)?;
     if role == Role::Up {
         networks::claim(settings).await?;
     }
     Ok(lock)
 }
 
-fn lock(settings: &Settings) -> Result<DataLock, Error> {
+fn lock(settings: &Settings, role: Role) -> Result<DataLock, Error> {
     let lock = DataLock::take(&settings.data_dir)?;
+    marker::check_role(&settings.data_dir, role)?;
     Marker::update(&settings.data_dir, |_| {})?;
     kubelet_root::claim(&settings.data_dir, &settings.kubelet_root)?;
     make_state_directory(&settings.state_dir)?;

@@ -37,6 +37,34 @@ pub(super) async fn authority(
     verify(&map.data.unwrap_or_default(), token, pins)
 }
 
+/// Whether a server answers like this during its first start, before it has written its roles and cluster-info, or before
+/// a new token has signed it.
+pub(super) fn may_be_starting(error: &Error) -> bool {
+    match error {
+        Error::NotSigned(_) => true,
+        Error::Api(kube::Error::Api(status)) => matches!(status.code, 401 | 403 | 404),
+        _ => false,
+    }
+}
+
+/// What an answer means that is not about the token: that was not sent yet.
+pub(super) fn explain(error: Error) -> Error {
+    let Error::Api(kube::Error::Api(status)) = &error else {
+        return error;
+    };
+    let message = &status.message;
+    match status.code {
+        401 | 403 => Error::Join(format!(
+            "the server does not let machines that have not joined read the ConfigMap cluster-info in kube-public, which \
+             they need to verify it: {message}; allow anonymous requests to it, and RBAC's role for it"
+        )),
+        404 => Error::Join(format!(
+            "the server has no ConfigMap cluster-info in kube-public, so machines cannot join: {message}"
+        )),
+        _ => error,
+    }
+}
+
 /// An error after which the server is asked again.
 fn failed(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::Api(kube::Error::Service(why.into()))
@@ -79,11 +107,11 @@ fn verify(
         return refuse("cluster-info has no kubeconfig".to_owned());
     };
     let Some(signature) = data.get(&format!("jws-kubeconfig-{}", token.id)) else {
-        return refuse(format!(
+        return Err(Error::NotSigned(format!(
             "the cluster does not know the token {}: it has expired, was deleted, has no usage \"signing\", or belongs \
              to another cluster",
             token.id
-        ));
+        )));
     };
     let expected = pki::detached_signature(kubeconfig, &token.id, &token.secret);
     if !constant_time_eq(signature.as_bytes(), expected.as_bytes()) {
@@ -170,6 +198,27 @@ mod tests {
         assert!(refused.to_string().contains("larger than"), "{refused}");
         // The connection was closed.
         serving.await.unwrap();
+    }
+
+    #[test]
+    fn an_answer_before_the_token_is_sent_is_not_blamed_on_it() {
+        for (code, starting, expected) in [
+            (401, true, "allow anonymous requests"),
+            (403, true, "allow anonymous requests"),
+            (404, true, "no ConfigMap cluster-info"),
+            (410, false, "API: gone"),
+        ] {
+            let status = Status {
+                code,
+                message: "gone".to_owned(),
+                ..Status::default()
+            };
+            let error = Error::Api(kube::Error::Api(Box::new(status)));
+            assert_eq!(may_be_starting(&error), starting, "{code}");
+            let why = explain(error).to_string();
+            assert!(why.contains(expected) && !why.contains("token"), "{why}");
+        }
+        assert!(!may_be_starting(&Error::Join("no".into())));
     }
 
     #[test]

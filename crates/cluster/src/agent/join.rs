@@ -1,7 +1,10 @@
 //! The steps of joining, in order: discover the CA, reject a name that is taken, request the node's
 //! certificate with the token, and the others with that certificate.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use client::Api;
 use client::kube::{self};
@@ -20,6 +23,9 @@ use crate::{Error, Settings, skew};
 /// How long an agent that has joined before waits for a server at startup.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a server's first start, or the signature of a new token, is waited for.
+const START_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The CA must be one of the pinned ones, if any. All certificates of a bundle are trusted, so that
 /// each must be pinned: a server that knows the token could add its own.
 pub(super) fn check_pins(ca: &str, pins: &[String]) -> Result<(), Error> {
@@ -34,7 +40,8 @@ pub(super) fn check_pins(ca: &str, pins: &[String]) -> Result<(), Error> {
     }
 }
 
-/// Joins with a token. Retries while the server does not answer; all other errors are final.
+/// Joins with a token. Retries while the server does not answer, and for a moment while it seems to start; all other
+/// errors are final.
 pub(super) async fn first(
     settings: &Settings,
     join: &Join,
@@ -55,14 +62,25 @@ pub(super) async fn first(
         Error::Option("token", why)
     })?;
     let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
+    // Since when it answers like a server that starts.
+    let mut starting: Option<Instant> = None;
     loop {
-        match attempt(settings, server, &token, &join.ca_hashes, kubelet).await {
-            Err(error) if is_passing(&error) => {
-                tracing::warn!(%error, server, "server not reachable yet");
-                tokio::time::sleep(backoff.step()).await;
+        let error = match discovery::authority(server, &token, &join.ca_hashes).await {
+            Ok(ca) => match attempt(settings, server, &token, ca, kubelet).await {
+                Err(error) if is_passing(&error) => error,
+                done => return done.map_err(|error| explain(error, &token)),
+            },
+            Err(error) if discovery::may_be_starting(&error) => {
+                if starting.get_or_insert_with(Instant::now).elapsed() > START_TIMEOUT {
+                    return Err(discovery::explain(error));
+                }
+                error
             }
-            done => return done.map_err(|error| explain(error, &token)),
-        }
+            Err(error) if is_passing(&error) => error,
+            Err(error) => return Err(discovery::explain(error)),
+        };
+        tracing::warn!(%error, server, "server not reachable yet");
+        tokio::time::sleep(backoff.step()).await;
     }
 }
 
@@ -98,10 +116,9 @@ async fn attempt(
     settings: &Settings,
     server: &str,
     token: &Token,
-    pins: &[String],
+    ca: String,
     kubelet: &Arc<Renewing>,
 ) -> Result<(Facts, String), Error> {
-    let ca = discovery::authority(server, token, pins).await?;
     let tls = pki::bearer_client_config(ca.as_bytes())?;
     let options = client::Options {
         token: Some(token.reveal()),

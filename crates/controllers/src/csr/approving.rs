@@ -10,7 +10,7 @@ use k8s_openapi::{
     api::{
         authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
         certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition},
-        core::v1::{Node, Pod, Service},
+        core::v1::{ConfigMap, Node, Pod, Service},
         discovery::v1::EndpointSlice,
         networking::v1::ServiceCIDR,
     },
@@ -34,6 +34,10 @@ pub const NAME: &str = "certificatesigningrequest-approving";
 /// that name fails.
 const MAX_AGE: SignedDuration = SignedDuration::from_mins(15);
 
+/// The ConfigMap in kube-system with the names and addresses in the certificates of several servers: an entry for each,
+/// separated by spaces. The entry of a stopped server stays: clients trust its name when it is back.
+pub const SERVERS: &str = "mainstay-servers";
+
 struct Approver {
     shared: Arc<Shared>,
     requests: Informer<CertificateSigningRequest>,
@@ -42,6 +46,7 @@ struct Approver {
     service_cidrs: Informer<ServiceCIDR>,
     pods: Informer<Pod>,
     slices: Informer<EndpointSlice>,
+    servers: Informer<ConfigMap>,
     client: kube::Client,
 }
 
@@ -55,6 +60,10 @@ pub fn start(shared: &Arc<Shared>) {
         service_cidrs: shared.informer(),
         pods: shared.informer(),
         slices: shared.informer(),
+        servers: Informer::builder(shared.reader())
+            .namespace("kube-system")
+            .fields(format!("metadata.name={SERVERS}"))
+            .start(&shared.context),
         client: shared.client(ACCOUNT),
     });
     let requests = controller.requests.clone();
@@ -65,6 +74,7 @@ pub fn start(shared: &Arc<Shared>) {
         .reads(&controller.service_cidrs)
         .reads(&controller.pods)
         .reads(&controller.slices)
+        .reads(&controller.servers)
         // A request may have waited for a node that is deleted or not ready now.
         .watches_with(&controller.nodes, move |_| {
             let waiting = requests.list().into_iter().filter(|csr| {
@@ -131,6 +141,13 @@ fn decide(csr: &CertificateSigningRequest, request: &RequestedCertificate) -> Ch
     }
 }
 
+/// The names and addresses in the certificates of all servers.
+fn names_of_servers(map: &ConfigMap) -> impl Iterator<Item = String> {
+    let entries = map.data.iter().flatten();
+    let names = entries.flat_map(|(_, names)| names.split_whitespace());
+    names.map(str::to_ascii_lowercase)
+}
+
 fn is_recent(csr: &CertificateSigningRequest, now: Timestamp) -> bool {
     let created = csr.metadata.creation_timestamp.as_ref();
     created.is_some_and(|created| now.duration_since(created.0) < MAX_AGE)
@@ -180,6 +197,10 @@ impl Approver {
         let config = &self.shared.config;
         let authority = config.authority.as_ref().ok_or("no signer is configured")?;
         let names = authority.0.names();
+        let mut server_names = names.of_apiserver();
+        for map in self.servers.list() {
+            server_names.extend(names_of_servers(&map));
+        }
         let addresses = request.addresses.iter();
         let pods = addresses.flat_map(|one| self.pods.by_index(ADDRESS, &address_key(*one)));
         let cluster = serving::Cluster {
@@ -189,7 +210,7 @@ impl Approver {
             pods: pods.collect(),
             slices: self.slices.list(),
             pod_cidr: config.cluster_cidr.clone(),
-            server_names: names.of_apiserver(),
+            server_names,
             domain: names.cluster_domain,
         };
         let node = request.common_name.strip_prefix(NODE_PREFIX);
@@ -312,6 +333,17 @@ mod tests {
         outsider.spec.groups = Some(vec!["dev".to_owned()]);
         assert_eq!(choose(&outsider), Choice::Leave);
         assert_eq!(decide(&own, &request(&[], &[])), Choice::Leave);
+    }
+
+    #[test]
+    fn the_names_of_all_servers_are_read() {
+        let map: ConfigMap = serde_json::from_value(serde_json::json!({
+            "data": {"one_1": "One 192.0.2.1 fd00::1", "two_2": "two\n192.0.2.2"},
+        }))
+        .unwrap();
+        let names: Vec<String> = names_of_servers(&map).collect();
+        assert_eq!(names, ["one", "192.0.2.1", "fd00::1", "two", "192.0.2.2"]);
+        assert_eq!(names_of_servers(&ConfigMap::default()).count(), 0);
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub(super) struct Cluster<N, S, C, P, E> {
     pub(super) slices: Vec<E>,
     /// The cluster's pod CIDR.
     pub(super) pod_cidr: String,
-    /// Names and addresses in this API server's certificate.
+    /// Names and addresses in the certificates of the API servers, also of those that do not run now.
     pub(super) server_names: BTreeSet<String>,
     pub(super) domain: String,
 }
@@ -181,11 +181,20 @@ where
     }
 }
 
+/// The first address of each type and IP family. A node writes them itself: with all of them, one node could keep every
+/// other from its certificate.
 fn node_addresses(node: &Node) -> impl Iterator<Item = IpAddr> {
     let status = node.status.as_ref();
     let addresses = status.and_then(|status| status.addresses.as_ref());
     let addresses = addresses.into_iter().flatten();
-    addresses.filter_map(|known| known.address.parse::<IpAddr>().ok())
+    let parsed = addresses.filter_map(|known| {
+        let address = known.address.parse::<IpAddr>().ok()?;
+        let is_address = matches!(known.type_.as_str(), "InternalIP" | "ExternalIP");
+        is_address.then_some((known.type_.as_str(), address))
+    });
+    let mut seen = BTreeSet::new();
+    let first = parsed.filter(move |(kind, address)| seen.insert((*kind, address.is_ipv4())));
+    first.map(|(_, address)| address)
 }
 
 fn is(text: &str, address: IpAddr) -> bool {
@@ -297,9 +306,15 @@ mod tests {
                              "labels": {"kubernetes.io/service-name": "kubernetes"}},
                 "addressType": "IPv4", "endpoints": [{"addresses": ["192.0.2.100"]}]}])),
             pod_cidr: "10.42.0.0/16".to_owned(),
-            server_names: ["kubernetes", "api.example.com", "192.0.2.101"]
-                .map(str::to_owned)
-                .into(),
+            server_names: [
+                "kubernetes",
+                "api.example.com",
+                "192.0.2.101",
+                "s1",
+                "fd00::1",
+            ]
+            .map(str::to_owned)
+            .into(),
             domain: "cluster.local".to_owned(),
         }
     }
@@ -391,6 +406,11 @@ mod tests {
                 "192.0.2.101 is an address of the API server",
             ),
             (
+                "fd00::1",
+                &["fd00:0::1"][..],
+                "fd00::1 is an address of the API server",
+            ),
+            (
                 "127.0.0.1",
                 &["127.0.0.1"][..],
                 "127.0.0.1 is an address of no machine",
@@ -446,6 +466,12 @@ mod tests {
             ),
             (
                 "192.0.2.1",
+                "s1",
+                "s1",
+                "\"s1\" is a name of the API server",
+            ),
+            (
+                "192.0.2.1",
                 "a.b.svc",
                 "a.b.svc",
                 "\"a.b.svc\" is a name of the cluster's DNS",
@@ -467,6 +493,23 @@ mod tests {
             let waits = waits(peer, false, node, &[name], &[]);
             assert_eq!(waits.as_deref(), Some(why), "{peer} {node}");
         }
+    }
+
+    #[test]
+    fn a_node_that_claims_many_addresses_keeps_few_others_from_their_certificates() {
+        let addresses = [
+            ("Hostname", "192.0.2.30"),
+            ("InternalIP", "192.0.2.31"),
+            ("InternalIP", "192.0.2.32"),
+            ("ExternalIP", "203.0.113.31"),
+            ("InternalIP", "fd00::31"),
+            ("InternalIP", "fd00::32"),
+        ];
+        let addresses = addresses.map(|(kind, address)| json!({"type": kind, "address": address}));
+        let node = json!({"metadata": {"name": "n1"}, "status": {"addresses": addresses}});
+        let node: Node = serde_json::from_value(node).unwrap();
+        let found: Vec<String> = node_addresses(&node).map(|ip| ip.to_string()).collect();
+        assert_eq!(found, ["192.0.2.31", "203.0.113.31", "fd00::31"]);
     }
 
     #[test]
