@@ -59,6 +59,14 @@ async fn make_store(directory: &Path) -> Revision {
     revision
 }
 
+/// A server that was not reachable while the objects were moved away.
+async fn refuses_writes(store: &Dyn) {
+    for op in [put("/registry/00", "late"), delete("/registry/01")] {
+        let refused = commit(store, vec![op]).await.unwrap_err().to_string();
+        assert!(refused.contains("were moved"), "{refused}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn objects_keep_their_revisions_there_and_back() {
     let directory = tempfile::tempdir().unwrap();
@@ -109,13 +117,14 @@ async fn objects_keep_their_revisions_there_and_back() {
     assert_eq!(previous.mod_revision, of("/registry/02"));
     let after = revisions(&*store).await;
     let last = store.revision().await.unwrap();
-    store.close();
 
     let fine = |_: &Bytes, _: &[u8]| Ok(());
     let moved = etcd_to_embedded(&config(&cluster), &two, CLUSTER, &fine)
         .await
         .unwrap();
     assert_eq!((moved.objects, moved.revision), (after.len() as u64, last));
+    refuses_writes(&*store).await;
+    store.close();
     // Again, as after a crash in between.
     let again = etcd_to_embedded(&config(&cluster), &two, CLUSTER, &fine).await;
     assert_eq!(again.unwrap(), moved);
@@ -173,12 +182,19 @@ async fn only_an_empty_etcd_is_moved_to_and_nothing_that_changes_is_moved() {
     let refused = refused.unwrap_err().to_string();
     assert!(refused.contains("stop all servers"), "{refused}");
     assert!(!two.exists(), "a copy of objects that are still in etcd");
+    // Its objects are not moved: it goes on.
+    write(&*store, "/registry/other", "3").await;
     config(&cluster).connect(Plain).await.unwrap();
     let refuse = |_: &Bytes, _: &[u8]| Err("a server runs".to_owned());
     let three = directory.path().join("three");
     let refused = etcd_to_embedded(&config(&cluster), &three, CLUSTER, &refuse).await;
     assert!(refused.unwrap_err().to_string().contains("a server runs"));
     assert!(!three.exists());
+    // An etcd to which nothing was ever moved.
+    let fine = |_: &Bytes, _: &[u8]| Ok(());
+    let moved = etcd_to_embedded(&config(&cluster), &three, CLUSTER, &fine).await;
+    moved.unwrap();
+    refuses_writes(&*store).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -78,13 +78,13 @@ impl Config {
         let codec = Arc::new(codec);
         self.first_answer(&client).await?;
         let mut patience = ConnectRetry::new(&self);
-        let (origin, revisions) = loop {
+        let origin = loop {
             match migration::origin(&client).await {
                 Ok(found) => break found,
                 Err(error) => patience.after(error).await?,
             }
         };
-        client.set_revisions(Arc::new(revisions));
+        client.set_revisions(Arc::new(origin.revisions));
         let state = loop {
             match Mirror::load(&client, &self, &*codec).await {
                 Ok(state) => break state,
@@ -126,7 +126,8 @@ impl Config {
         Ok(Arc::new(Etcd {
             codec,
             client,
-            origin,
+            origin: origin.cluster,
+            guard: origin.guard,
             published,
             hub,
             position: follow,

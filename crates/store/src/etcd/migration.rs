@@ -127,13 +127,27 @@ async fn read_record(client: &Client) -> Result<(Option<Record>, i64), Error> {
     Ok((Some(record), kv.mod_revision))
 }
 
-/// What a server must know of a migration: the cluster of the objects, and the mapping of
-/// revisions. Fails if objects are being copied, or were moved away.
-pub(super) async fn origin(client: &Client) -> Result<(Option<String>, Revisions), Error> {
+/// What a server must know of a migration.
+pub(super) struct Origin {
+    /// The cluster of the objects, if they were migrated from an embedded store.
+    pub cluster: Option<String>,
+    pub revisions: Revisions,
+    /// Holds while the objects are not moved away. A precondition of every commit: a server that was unreachable during a
+    /// migration must not accept writes that nobody reads.
+    pub guard: Compare,
+}
+
+/// Fails if objects are being copied, or were moved away.
+pub(super) async fn origin(client: &Client) -> Result<Origin, Error> {
     let (record, _) = read_record(client).await?;
     let Some(record) = record else {
-        return Ok((None, Revisions::default()));
+        return Ok(Origin {
+            cluster: None,
+            revisions: Revisions::default(),
+            guard: guard(CompareTarget::Create, TargetUnion::CreateRevision(0)),
+        });
     };
+    let content = TargetUnion::Value(record.encode().into());
     match record.stage {
         Stage::Copying => Err(Error::Invalid(
             "objects are being moved to this etcd, or that was interrupted: run `mainstay migrate --to-etcd` \
@@ -145,8 +159,23 @@ pub(super) async fn origin(client: &Client) -> Result<(Option<String>, Revisions
         )),
         Stage::Complete => {
             let revisions = read_table(client, &record).await?;
-            Ok((Some(record.cluster), revisions))
+            Ok(Origin {
+                cluster: Some(record.cluster),
+                revisions,
+                guard: guard(CompareTarget::Value, content),
+            })
         }
+    }
+}
+
+/// By content, not by revision: revisions are translated.
+fn guard(target: CompareTarget, union: TargetUnion) -> Compare {
+    Compare {
+        result: CompareResult::Equal.into(),
+        target: target.into(),
+        key: records::key(RECORD),
+        target_union: Some(union),
+        ..Compare::default()
     }
 }
 
@@ -403,7 +432,7 @@ pub async fn etcd_to_embedded(
     {
         return result(directory, &record);
     }
-    let (_, revisions) = origin(&client).await?;
+    let Origin { revisions, .. } = origin(&client).await?;
     client.set_revisions(Arc::new(revisions));
     let (_, at) = read_record(&client).await?;
     let (revision, objects) = read_all(&client, config).await?;

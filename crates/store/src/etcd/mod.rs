@@ -35,7 +35,10 @@ use crate::{
 use client::{Client, SLOW};
 use leases::Leases;
 use mirror::{Message, Position};
-use proto::{etcdserverpb::RangeRequest, mvccpb::KeyValue};
+use proto::{
+    etcdserverpb::{Compare, RangeRequest},
+    mvccpb::KeyValue,
+};
 
 /// How long a commit or a read waits for the mirror before it does without.
 const MIRROR_TIMEOUT: Duration = Duration::from_secs(3);
@@ -50,6 +53,8 @@ pub struct Etcd<C: Codec> {
     client: Client,
     /// The cluster whose objects were migrated from an embedded store.
     origin: Option<String>,
+    /// A precondition of every commit.
+    guard: Compare,
     published: Arc<Published<C::Object>>,
     hub: Arc<Hub<C::Object>>,
     position: watch::Receiver<Position>,
@@ -381,7 +386,11 @@ impl<C: Codec> Store<C> for Etcd<C> {
         check::ops(&*self.codec, &ops, self.config.max_value)?;
         ops.iter().try_for_each(|op| self.check_root(&op.key))?;
         let leases = self.leases(&ops).await?;
-        let request = transaction::request(&*self.codec, &ops, &leases);
+        let mut request = transaction::request(&*self.codec, &ops, &leases);
+        // With a root that contains the record, it is one of the objects.
+        if !self.guard.key.starts_with(&self.config.root) {
+            request.compare.push(self.guard.clone());
+        }
         let effect = transaction::effect(&ops);
         let answer = self.client.transact(request, effect).await?;
         if !answer.succeeded {

@@ -130,5 +130,7 @@ pub(super) fn conflict<D>(ops: &[Op<D>], responses: Vec<ResponseOp>) -> Error {
             };
         }
     }
-    Error::Unavailable("etcd refused a transaction whose preconditions hold".into())
+    Error::Unavailable(
+        "the objects of this etcd were moved, or are being moved: restart this server where they are now".into(),
+    )
 }
