@@ -12,8 +12,59 @@ pub(super) const CONFIG: &str = "etc/mainstay/config.yaml";
 /// The file that a package's unit reads: the role, and flags.
 pub(super) const DEFAULTS: &str = "etc/default/mainstay";
 
+/// The file with the tokens that were among the flags of `mainstay install`. Every user of the machine can see a unit's
+/// command, and a process's arguments, but not its environment.
+pub(super) const TOKENS: &str = "etc/mainstay/tokens";
+
+/// Flags with secrets, and the variables that replace them.
+const SECRETS: [(&str, &str); 2] = [
+    ("--token", "MAINSTAY_TOKEN"),
+    ("--server-token", "MAINSTAY_SERVER_TOKEN"),
+];
+
+/// A unit, and the content of [`TOKENS`] if its flags had tokens.
+#[derive(Debug, PartialEq)]
+pub(super) struct Unit {
+    pub text: String,
+    pub tokens: Option<String>,
+}
+
+impl Unit {
+    fn new(mut start: String) -> Self {
+        let mut tokens = String::new();
+        for (flag, variable) in SECRETS {
+            while let Some(token) = take_token(&mut start, flag) {
+                let _ = writeln!(tokens, "{variable}={token}");
+            }
+        }
+        Self {
+            text: service(&format!("EnvironmentFile=-/{TOKENS}\n{start}\n")),
+            tokens: Some(tokens).filter(|tokens| !tokens.is_empty()),
+        }
+    }
+}
+
+/// Removes a flag with its token from a command.
+fn take_token(start: &mut String, flag: &str) -> Option<String> {
+    [format!(" \"{flag}\" \""), format!(" \"{flag}=")]
+        .iter()
+        .find_map(|prefix| {
+            let at = start.find(prefix)?;
+            let from = at + prefix.len();
+            let length = start[from..].find('"')?;
+            let token = start[from..from + length].to_owned();
+            // Anything else is no token, and would need quotes in the file.
+            let is_token = |c: char| c.is_ascii_alphanumeric() || c == '.';
+            if token.is_empty() || !token.chars().all(is_token) {
+                return None;
+            }
+            start.replace_range(at..=from + length, "");
+            Some(token)
+        })
+}
+
 /// The unit of `mainstay install`: one role, with these flags.
-pub(super) fn unit(binary: &str, role: Role, flags: &[String]) -> String {
+pub(super) fn unit(binary: &str, role: Role, flags: &[String]) -> Unit {
     let mut start = format!("/{binary} {} --config /{CONFIG}", command(role));
     for flag in flags {
         // systemd expands percent and dollar signs, and splits at spaces.
@@ -24,14 +75,14 @@ pub(super) fn unit(binary: &str, role: Role, flags: &[String]) -> String {
             .replace('"', "\\\"");
         let _ = write!(start, " \"{quoted}\"");
     }
-    service(&format!("ExecStart={start}\n"))
+    Unit::new(format!("ExecStart={start}"))
 }
 
 /// A new unit with the role and flags of an installed one; `None` if that has none.
-pub(super) fn renewed_unit(installed: &str) -> Option<String> {
+pub(super) fn renewed_unit(installed: &str) -> Option<Unit> {
     let mut lines = installed.lines();
     let start = lines.find(|line| line.starts_with("ExecStart="))?;
-    Some(service(&format!("{start}\n")))
+    Some(Unit::new(start.to_owned()))
 }
 
 /// Whether a unit runs its role without more flags.
@@ -55,12 +106,13 @@ fn command(role: Role) -> &'static str {
     }
 }
 
-/// Stopping the unit stops only the daemon: containers keep running.
+/// Stopping the unit stops only the daemon: containers keep running. It is restarted as often as it fails: after a power
+/// cut a machine may have no address for longer than systemd's default limit lasts.
 fn service(start: &str) -> String {
     format!(
         "[Unit]\nDescription=Mainstay: Kubernetes in one binary\n\
          Documentation=file:///usr/share/doc/mainstay/README.md\n\
-         Wants=network-online.target\nAfter=network-online.target\n\n\
+         Wants=network-online.target\nAfter=network-online.target\nStartLimitIntervalSec=0\n\n\
          [Service]\nType=notify\n{start}KillMode=process\nDelegate=yes\nRestart=on-failure\nRestartSec=1\n\
          TimeoutStartSec=infinity\nLimitNOFILE=1048576\nLimitNPROC=infinity\nTasksMax=infinity\nOOMScoreAdjust=-999\n\n\
          [Install]\nWantedBy=multi-user.target\n"
@@ -109,14 +161,69 @@ mod tests {
     #[test]
     fn flags_reach_the_daemon_as_they_were_given() {
         let flags = ["--server", "https://a b:6443", "100%", "$HOME"].map(str::to_owned);
-        let unit = unit("usr/local/bin/mainstay", Role::Agent, &flags);
+        let made = unit("usr/local/bin/mainstay", Role::Agent, &flags);
+        let unit = &made.text;
         let start = "ExecStart=/usr/local/bin/mainstay agent --config /etc/mainstay/config.yaml \
                      \"--server\" \"https://a b:6443\" \"100%%\" \"$$HOME\"\n";
         assert!(unit.contains(start), "{unit}");
         assert!(unit.contains("KillMode=process\n"), "{unit}");
-        assert_eq!(renewed_unit(&unit).as_ref(), Some(&unit));
-        assert!(!has_no_flags(&unit));
-        assert!(has_no_flags(&super::unit("mainstay", Role::Up, &[])));
+        assert_eq!(renewed_unit(unit).as_ref(), Some(&made));
+        assert!(!has_no_flags(unit));
+        assert!(has_no_flags(&super::unit("mainstay", Role::Up, &[]).text));
+    }
+
+    #[test]
+    fn tokens_are_not_in_the_command_that_every_user_can_see() {
+        let flags = |words: &[&str]| -> Vec<String> {
+            words.iter().map(|word| (*word).to_owned()).collect()
+        };
+        let token = "abcdef.0123456789abcdef";
+        for words in [
+            &[
+                "--server",
+                "https://a:6443",
+                "--token",
+                token,
+                "--ca-hash",
+                "sha256:1",
+            ][..],
+            &[
+                "--token=abcdef.0123456789abcdef",
+                "--server",
+                "https://a:6443",
+                "--ca-hash",
+                "sha256:1",
+            ],
+        ] {
+            let made = unit("mainstay", Role::Agent, &flags(words));
+            assert!(!made.text.contains(token), "{}", made.text);
+            let rest = "\"--server\" \"https://a:6443\" \"--ca-hash\" \"sha256:1\"\n";
+            assert!(made.text.contains(rest), "{}", made.text);
+            assert_eq!(made.tokens, Some(format!("MAINSTAY_TOKEN={token}\n")));
+        }
+        let made = unit(
+            "mainstay",
+            Role::Server,
+            &flags(&["--server-token", "server.x1"]),
+        );
+        assert_eq!(
+            made.tokens.as_deref(),
+            Some("MAINSTAY_SERVER_TOKEN=server.x1\n")
+        );
+        assert!(has_no_flags(&made.text), "{}", made.text);
+        // An upgrade of a unit that has one.
+        let before = "[Service]\nExecStart=/mainstay agent --config /c \"--token\" \"abcdef.0123456789abcdef\"\n";
+        let made = renewed_unit(before).unwrap();
+        assert!(
+            made.text
+                .contains("ExecStart=/mainstay agent --config /c\n"),
+            "{}",
+            made.text
+        );
+        assert!(made.tokens.is_some() && made.text.contains("StartLimitIntervalSec=0\n"));
+        // Not a token: the daemon reports it.
+        let made = unit("mainstay", Role::Agent, &flags(&["--token", "a b"]));
+        assert!(made.tokens.is_none() && made.text.contains("\"a b\""));
     }
 
     #[test]

@@ -82,12 +82,15 @@ pub(super) fn install(asked: &Install) -> Result<()> {
     put_binary(&at(layout.binary))?;
     link_kubectl(&at(layout.kubectl), &at(layout.binary))?;
     let unit = unit(asked, &at(layout.unit));
-    // Flags may contain a token.
-    let mode = match files::has_no_flags(&unit) {
+    // Flags may name keys.
+    let mode = match files::has_no_flags(&unit.text) {
         true => 0o644,
         false => 0o600,
     };
-    put(&at(layout.unit), &unit, mode)?;
+    if let Some(tokens) = &unit.tokens {
+        put(&at(files::TOKENS), tokens, 0o600)?;
+    }
+    put(&at(layout.unit), &unit.text, mode)?;
     if at(CONFIG).exists() {
         println!("kept       {} as it is", at(CONFIG).display());
     } else {
@@ -117,7 +120,7 @@ pub(super) fn install(asked: &Install) -> Result<()> {
 
 /// The unit's text. Without a role and flags those of an earlier install are kept: an upgrade does
 /// not turn a node into a control plane.
-fn unit(asked: &Install, path: &Path) -> String {
+fn unit(asked: &Install, path: &Path) -> files::Unit {
     let keeps = asked.role.is_none() && asked.flags.is_empty();
     let installed = fs::read_to_string(path).ok().filter(|_| keeps);
     let renewed = installed.and_then(|installed| files::renewed_unit(&installed));
@@ -177,7 +180,7 @@ pub(super) fn uninstall(asked: &Uninstall) -> Result<()> {
     if fs::read_link(at(layout.kubectl)).is_ok_and(|target| target.ends_with("mainstay")) {
         remove(&at(layout.kubectl))?;
     }
-    for path in [layout.unit, layout.binary]
+    for path in [layout.unit, layout.binary, files::TOKENS]
         .iter()
         .chain(&layout.completions)
     {
@@ -200,6 +203,8 @@ fn put_binary(path: &Path) -> Result<()> {
     make_parent(path)?;
     fs::copy(&own, &aside).with_context(|| format!("cannot write {}", aside.display()))?;
     fs::set_permissions(&aside, fs::Permissions::from_mode(0o755))?;
+    // After a power failure there is the old binary or the new one.
+    fs::File::open(&aside)?.sync_all()?;
     fs::rename(&aside, path)?;
     println!("installed  {}", path.display());
     Ok(())
@@ -276,7 +281,9 @@ mod tests {
             role: Some(Role::Agent),
             package: false,
             no_start: false,
-            flags: vec!["--server".to_owned(), "https://a b:6443".to_owned()],
+            flags: ["--server", "https://a b:6443", "--token", "abcdef.x1"]
+                .map(str::to_owned)
+                .into(),
         }
     }
 
@@ -293,8 +300,10 @@ mod tests {
         assert_eq!(
             unit.permissions().mode() & 0o777,
             0o600,
-            "flags may hold a token"
+            "flags may name keys"
         );
+        let tokens = fs::metadata(at(files::TOKENS)).unwrap();
+        assert_eq!(tokens.permissions().mode() & 0o777, 0o600);
         fs::write(at(CONFIG), "node-name: mine\n").unwrap();
         // Installing again keeps the user's changes.
         install(&asked(root.path())).unwrap();
@@ -307,15 +316,25 @@ mod tests {
         install(&upgrade).unwrap();
         let unit = fs::read_to_string(at(LAYOUT.unit)).unwrap();
         assert_eq!(unit, before, "an upgrade keeps role and flags");
+        let tokens = fs::read_to_string(at(files::TOKENS)).unwrap();
+        assert_eq!(tokens, "MAINSTAY_TOKEN=abcdef.x1\n");
         let mode = fs::metadata(at(LAYOUT.unit)).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600, "they may hold a token");
+        assert_eq!(mode & 0o777, 0o600);
         assert_eq!(fs::read_to_string(at(CONFIG)).unwrap(), "node-name: mine\n");
         uninstall(&Uninstall {
             root: root.path().to_owned(),
         })
         .unwrap();
         let [bash, zsh, fish] = LAYOUT.completions;
-        for path in [LAYOUT.binary, LAYOUT.kubectl, LAYOUT.unit, bash, zsh, fish] {
+        for path in [
+            LAYOUT.binary,
+            LAYOUT.kubectl,
+            LAYOUT.unit,
+            files::TOKENS,
+            bash,
+            zsh,
+            fish,
+        ] {
             assert!(at(path).symlink_metadata().is_err(), "{path}");
         }
         assert!(at(CONFIG).exists());
