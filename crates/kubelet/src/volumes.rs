@@ -80,6 +80,13 @@ fn used(pod: &Pod) -> Vec<(&Volume, Uses)> {
         .collect()
 }
 
+/// Whether all volumes that containers use are set up: an ephemeral container may use one that no other container uses.
+pub(crate) fn are_all_set_up(pod: &Pod, mounted: &Mounted) -> bool {
+    let is_set_up =
+        |name: &String| mounted.paths.contains_key(name) || mounted.devices.contains_key(name);
+    used(pod).iter().all(|(volume, _)| is_set_up(&volume.name))
+}
+
 /// Sets up all volumes or, with `again`, updates their content. `cancel` ends the wait for an
 /// attachment.
 pub(crate) async fn set_up(

@@ -41,7 +41,7 @@ use crate::{
     core::Core,
     pod::{
         decide::{Decision, View, decide},
-        memory::{Memory, Task},
+        memory::{Memory, Task, Volumes},
         observed::Observed,
         spec,
         status::{self, Facts, Failure, is_terminal},
@@ -268,6 +268,11 @@ impl Worker {
             subject.shown = Some(pod.clone());
         }
         subject.pod = pod;
+        if self.memory.volumes == Volumes::Ready
+            && !volumes::are_all_set_up(&self.subject.pod, &self.mounts.mounted)
+        {
+            self.memory.volumes = Volumes::Pending;
+        }
     }
 
     fn fail(&mut self, reason: &str, message: String) {

@@ -236,8 +236,12 @@ impl Worker {
         self.memory.running.remove(&Task::SetUpVolumes);
         match outcome {
             Ok(mounted) => {
+                // The pod may have got ephemeral containers with other volumes meanwhile.
+                self.memory.volumes = match volumes::are_all_set_up(&self.subject.pod, &mounted) {
+                    true => Volumes::Ready,
+                    false => Volumes::Pending,
+                };
                 self.mounts.set(mounted);
-                self.memory.volumes = Volumes::Ready;
             }
             Err(error) => {
                 let (reason, cap) = match &error {

@@ -609,3 +609,29 @@ fn inline_and_ephemeral_volumes_belong_to_their_pod() {
         node.shows("e", "/phase", "Running").await;
     });
 }
+
+#[test]
+fn an_ephemeral_container_gets_a_volume_that_no_other_container_uses() {
+    with_own_mounts(|| async {
+        let node = TestNode::start().await;
+        node.create(
+            "a",
+            json!({"volumes": [{"name": "extra", "emptyDir": {}}],
+                   "containers": [{"name": "a", "image": "here:1"}]}),
+        )
+        .await;
+        node.shows("a", "/phase", "Running").await;
+        let debugger = json!({"spec": {"ephemeralContainers": [{"name": "debug", "image": "here:1",
+            "volumeMounts": [{"name": "extra", "mountPath": "/extra"}]}]}});
+        node.pods()
+            .patch_ephemeral_containers("a", &PatchParams::default(), &Patch::Strategic(debugger))
+            .await
+            .unwrap();
+        node.wait("the ephemeral container", || async {
+            node.mounted("debug", "/extra").is_some()
+        })
+        .await;
+        let path = node.mounted("debug", "/extra").unwrap();
+        assert!(path.ends_with("kubernetes.io~empty-dir/extra"), "{path:?}");
+    });
+}
