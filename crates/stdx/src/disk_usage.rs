@@ -203,6 +203,10 @@ impl Level {
 fn count(stat: &Stat, linked: &mut HashSet<(u64, u64)>) -> DiskUsage {
     let mut bytes = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
     let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+    #[allow(
+        clippy::useless_conversion,
+        reason = "the type is narrower on some architectures"
+    )]
     let names = u64::from(stat.st_nlink);
     if !is_dir && names > 1 {
         if linked.contains(&identity(stat)) {
