@@ -123,6 +123,11 @@ impl<K: FromJson> Api<K> {
         self.items(self.request.list(params)).await
     }
 
+    /// Lists one page of the objects that `params` select, and returns the token of the next page.
+    pub async fn page(&self, params: &ListParams) -> Result<(Vec<K>, Option<String>)> {
+        self.items_of_page(self.request.list(params)).await
+    }
+
     /// Lists the metadata of the objects that `params` select.
     pub async fn list_metadata(&self, params: &ListParams) -> Result<Vec<PartialObjectMeta<K>>>
     where
@@ -229,16 +234,28 @@ impl<K: FromJson> Api<K> {
     }
 
     async fn items<T: FromJson>(&self, asked: Asked) -> Result<Vec<T>> {
+        Ok(self.items_of_page(asked).await?.0)
+    }
+
+    async fn items_of_page<T: FromJson>(&self, asked: Asked) -> Result<(Vec<T>, Option<String>)> {
         #[derive(Deserialize)]
-        struct List {
-            items: Option<Vec<Box<RawValue>>>,
+        struct List<'a> {
+            #[serde(default)]
+            metadata: Meta,
+            #[serde(borrow)]
+            items: Option<Vec<&'a RawValue>>,
+        }
+        #[derive(Deserialize, Default)]
+        struct Meta {
+            r#continue: Option<String>,
         }
         let text = answer(&self.client, asked).await?;
-        let list: List = serde_json::from_str(&text).map_err(kube::Error::SerdeError)?;
+        let list: List<'_> = serde_json::from_str(&text).map_err(kube::Error::SerdeError)?;
         let items = list.items.into_iter().flatten();
         let read = items.map(|item| T::from_json(item.get()));
-        read.collect::<Result<_, _>>()
-            .map_err(kube::Error::SerdeError)
+        let read: Result<Vec<T>, _> = read.collect();
+        let next = list.metadata.r#continue.filter(|token| !token.is_empty());
+        Ok((read.map_err(kube::Error::SerdeError)?, next))
     }
 
     async fn send<T: FromJson>(&self, asked: Asked) -> Result<T> {

@@ -15,7 +15,7 @@ use crate::{
         view::{addresses, hostname, reference, services_of_pod, target_port},
     },
     pods::{is_deleting, is_ready, is_terminal, node},
-    shared::{REST, Shared, selected_in},
+    shared::{REST, Shared, rest_of_pods, selected_in},
 };
 
 /// The name in [`crate::ALL`].
@@ -82,8 +82,9 @@ impl Controller for Controlled {
         let pods = selected_in(&self.pods, &key.namespace, &selector);
         let mut wanted = decide(&service, &pods, known.as_deref());
         let trigger = self.trigger_times.observe(key, &service, &pods);
+        let rest = rest_of_pods(pods.len());
         if known.as_deref() == Some(&wanted) {
-            return Ok(Action::Done);
+            return Ok(rest);
         }
         annotate(&mut wanted.metadata, trigger);
         let outcome = match &known {
@@ -91,7 +92,7 @@ impl Controller for Controlled {
             None => self.endpoints.create(&key.namespace, &wanted).await,
         };
         match outcome {
-            Ok(_) => Ok(Action::Done),
+            Ok(_) => Ok(rest),
             Err(error) if error.is_namespace_terminating() => Ok(Action::Done),
             Err(error) => Err(error),
         }

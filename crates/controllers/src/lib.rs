@@ -13,6 +13,7 @@ mod podcontrol;
 mod pods;
 mod replicas;
 mod scaletargets;
+mod selecting;
 mod shared;
 mod templatehash;
 

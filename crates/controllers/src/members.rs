@@ -1,7 +1,7 @@
 //! The pods of a workload by facts that the informer keeps for every pod: a workload may have more pods than can be kept
 //! decoded. Also the order in which pods are deleted. Pure.
 
-use std::{cmp::Reverse, collections::HashMap, sync::Arc, time::Duration};
+use std::{cmp::Reverse, collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
 
 use client::{
     Informer,
@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 use reconcile::Selector;
 
 use crate::{
+    endpointslice::view::addresses,
     pods,
     shared::{OWNER, claims_of, orphans_of},
 };
@@ -20,6 +21,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Facts {
     is_terminal: bool,
+    has_failed: bool,
     is_deleting: bool,
     stage: (bool, u8, bool),
     ready_since: Option<Timestamp>,
@@ -28,12 +30,14 @@ pub(crate) struct Facts {
     restarts: i32,
     has_claims: bool,
     node: Box<str>,
+    addresses: Box<[IpAddr]>,
 }
 
 impl Facts {
     pub(crate) fn new(pod: &Pod) -> Self {
         Self {
             is_terminal: pods::is_terminal(pod),
+            has_failed: pods::phase(pod) == "Failed",
             is_deleting: pods::is_deleting(pod),
             stage: pods::stage(pod),
             ready_since: pods::ready_since(pod),
@@ -42,6 +46,7 @@ impl Facts {
             restarts: pods::restarts(pod),
             has_claims: !claims_of(pod).is_empty(),
             node: pods::node(pod).into(),
+            addresses: addresses(pod).into(),
         }
     }
 
@@ -55,6 +60,26 @@ impl Facts {
         !self.is_terminal && self.is_deleting
     }
 
+    /// Whether all its containers have ended for good.
+    pub(crate) fn is_terminal(&self) -> bool {
+        self.is_terminal
+    }
+
+    /// Whether all its containers have ended for good, and it failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
+    /// Whether it has a deletion timestamp.
+    pub(crate) fn is_deleting(&self) -> bool {
+        self.is_deleting
+    }
+
+    /// When it was created.
+    pub(crate) fn created(&self) -> Option<Timestamp> {
+        self.created
+    }
+
     /// Whether it has volumes of PersistentVolumeClaims.
     pub(crate) fn has_claims(&self) -> bool {
         self.has_claims
@@ -63,6 +88,14 @@ impl Facts {
     /// The name of its node; empty if it has none.
     pub(crate) fn node(&self) -> &str {
         &self.node
+    }
+
+    /// Whether it has this address.
+    pub(crate) fn has_address(&self, address: IpAddr) -> bool {
+        let canonical = address.to_canonical();
+        self.addresses
+            .iter()
+            .any(|known| known.to_canonical() == canonical)
     }
 
     /// Whether the condition Ready is True.
@@ -134,6 +167,22 @@ impl Member {
     pub(crate) fn is_selected(&self, selector: &Selector) -> bool {
         selector.matches_with(|key| self.0.label(key))
     }
+}
+
+/// The pods that the object of this uid controls and its selector matches; and those that it may have to release, because
+/// its selector does not match them, or to adopt, because they have no controller.
+pub(crate) fn own_and_unclaimed(
+    pods: &Informer<Pod>,
+    uid: Option<&str>,
+    namespace: &str,
+    selector: &Selector,
+) -> (Vec<Member>, Vec<Member>) {
+    let controlled = Member::by_index(pods, OWNER, uid.unwrap_or_default()).into_iter();
+    let (own, mut unclaimed): (Vec<_>, Vec<_>) =
+        controlled.partition(|member| member.is_selected(selector));
+    let orphans = Member::by_index(pods, OWNER, &orphans_of(namespace)).into_iter();
+    unclaimed.extend(orphans.filter(|member| member.is_selected(selector)));
+    (own, unclaimed)
 }
 
 /// The pods that the object of this uid controls, and the orphans of its namespace that its selector matches. Other
@@ -252,6 +301,15 @@ mod tests {
             .map(|pod| pod.metadata.name.as_deref().unwrap())
             .collect();
         assert_eq!(names, ["own", "own-but-not-selected", "orphan"]);
+        let (own, unclaimed) = own_and_unclaimed(&informer, Some("set"), "ns", &selector);
+        let names = |members: &[Member]| {
+            let names = members
+                .iter()
+                .map(|member| member.entry().name().to_owned());
+            names.collect::<Vec<_>>()
+        };
+        assert_eq!(names(&own), ["own"]);
+        assert_eq!(names(&unclaimed), ["own-but-not-selected", "orphan"]);
     }
 
     #[test]

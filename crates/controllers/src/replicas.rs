@@ -20,7 +20,8 @@ use crate::{
     claim,
     members::{self, Member},
     podcontrol,
-    shared::{OWNER, REST, Shared, Watched, controller_of, orphans_of},
+    selecting::{Selecting, keys_selecting},
+    shared::{OWNER, REST, Shared, Watched, controller_of},
 };
 
 /// At most this many pods are created or deleted per reconciliation.
@@ -37,7 +38,7 @@ pub(crate) struct DesiredReplicas<'a> {
 
 /// A kind with replicas and a template.
 pub(crate) trait Owner:
-    Watched + k8s_openapi::Resource + Resource<Scope = NamespaceResourceScope>
+    Watched + Selecting + k8s_openapi::Resource + Resource<Scope = NamespaceResourceScope>
 {
     /// The service account that writes.
     const ACCOUNT: &'static str;
@@ -77,13 +78,7 @@ pub(crate) fn start<K: Owner>(shared: &Arc<Shared>) {
             members::concerns_workload,
             controller.pods.cache(),
             <K as k8s_openapi::Resource>::KIND,
-            move |pod| {
-                let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-                let labels = pod.metadata.labels.as_ref();
-                let owners = owners.list_in(namespace).into_iter();
-                let matching = owners.filter(|owner| owner.wish().selector.matches(labels));
-                matching.map(|owner| Key::from_object(&*owner)).collect()
-            },
+            move |pod| keys_selecting(&owners, pod),
         )
         .workers(WORKERS)
         .rest(REST)
@@ -137,20 +132,15 @@ impl<K: Owner> Replicas<K> {
         let meta = owner.meta();
         let namespace = meta.namespace.as_deref().unwrap_or_default();
         let cache = self.pods.cache();
-        let controlled = Member::by_index(cache, OWNER, meta.uid.as_deref().unwrap_or_default());
-        let (own, others): (Vec<_>, Vec<_>) = controlled
-            .into_iter()
-            .partition(|member| member.is_selected(selector));
+        let (own, unclaimed) =
+            members::own_and_unclaimed(cache, meta.uid.as_deref(), namespace, selector);
         let (mut active, rest): (Vec<_>, Vec<_>) = own
             .into_iter()
             .partition(|member| member.facts().is_active());
         let terminating = rest.iter().filter(|member| member.facts().is_terminating());
         let terminating = count(terminating);
-        let orphans = Member::by_index(cache, OWNER, &orphans_of(namespace)).into_iter();
-        let orphans = orphans.filter(|member| member.is_selected(selector));
-        let unclaimed: Vec<_> = others
+        let unclaimed: Vec<_> = unclaimed
             .into_iter()
-            .chain(orphans)
             .filter(|member| member.facts().is_active())
             .map(|member| cache.read_entry(member.entry()))
             .collect();
@@ -168,18 +158,11 @@ impl<K: Owner> Replicas<K> {
         let Some(controller) = controller_of(owner) else {
             return own.to_vec();
         };
-        let namespace = owner.meta().namespace.as_deref().unwrap_or_default();
-        let siblings = self
-            .owners
-            .cache()
-            .list_in(namespace)
-            .into_iter()
-            .filter(|sibling| {
-                controller_of(&**sibling).is_some_and(|other| other.uid == controller.uid)
-            });
+        let siblings = self.owners.cache().by_index(OWNER, &controller.uid);
         let cache = self.pods.cache();
         let uid = |sibling: &K| sibling.meta().uid.clone().unwrap_or_default();
         siblings
+            .into_iter()
             .flat_map(|sibling| Member::by_index(cache, OWNER, &uid(&sibling)))
             .collect()
     }

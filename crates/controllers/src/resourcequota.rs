@@ -21,7 +21,7 @@ use kube::{
     core::PartialObjectMeta,
 };
 use lifecycle::Context;
-use machinery::{Object, Value, quantity::Quantity};
+use machinery::{Value, quantity::Quantity};
 use parking_lot::Mutex;
 use quota::{
     amounts::{self, Amounts},
@@ -40,9 +40,13 @@ const ACCOUNT: &str = "resourcequota-controller";
 const RESYNC: Duration = Duration::from_secs(300);
 /// How soon a quota is recounted at the latest if a kind that it counts is not served or failed.
 const DISCOVERY: Duration = Duration::from_secs(30);
-/// The minimum interval between two counts of a quota: many deletions cause one more list, not one
+/// The minimum pause between two counts of a quota: many deletions cause one more list, not one
 /// each.
 const PAUSE: Duration = Duration::from_secs(1);
+/// The same in durations of the count: the more objects there are, the more deletions are counted together.
+const PAUSE_OF_COUNT: u32 = 10;
+/// The number of objects that are in memory at once.
+const PAGE: u32 = 500;
 
 type Meta = PartialObjectMeta<DynamicObject>;
 /// Group and plural.
@@ -230,16 +234,31 @@ impl Counter {
         Watched { api, _stop }
     }
 
-    async fn objects(&self, api: &ApiResource, namespace: &str) -> Result<Vec<Object>, Error> {
+    /// The usage by the objects of a kind, page by page.
+    async fn usage(
+        &self,
+        api: &ApiResource,
+        namespace: &str,
+        spec: &Value,
+    ) -> Result<Amounts, Error> {
+        let (group, plural) = (api.group.as_str(), api.plural.as_str());
         let api: Api<DynamicObject> = Api::namespaced_with(self.shared.reader(), namespace, api);
-        let list = api.list(&ListParams::default()).await?;
-        let objects = list
-            .into_iter()
-            .filter_map(|item| match machinery::json::to_value(item) {
-                Ok(Value::Object(object)) => Some(object),
-                _ => None,
-            });
-        Ok(objects.collect())
+        let mut params = ListParams::default().limit(PAGE);
+        let mut used = Amounts::new();
+        loop {
+            let (objects, next) = api.page(&params).await?;
+            for object in objects {
+                if let Ok(Value::Object(object)) = machinery::json::to_value(object)
+                    && scopes::matches(spec, plural, &object)
+                {
+                    amounts::add(&mut used, &usage(group, plural, &object));
+                }
+            }
+            match next {
+                Some(token) => params = params.continue_token(&token),
+                None => return Ok(used),
+            }
+        }
     }
 
     /// How long the quota must wait for its next count.
@@ -294,7 +313,7 @@ impl Counter {
         let Some(api) = self.kind(group, plural).await? else {
             return Ok(None);
         };
-        let objects = match self.objects(&api, namespace).await {
+        match self.usage(&api, namespace, spec).await {
             Err(error) if error.code() == Some(404) => {
                 // Not served anymore, or in another version.
                 let identity = (group.to_owned(), plural.to_owned());
@@ -302,17 +321,10 @@ impl Counter {
                 let Some(api) = self.kind(group, plural).await? else {
                     return Ok(None);
                 };
-                self.objects(&api, namespace).await?
+                self.usage(&api, namespace, spec).await.map(Some)
             }
-            other => other?,
-        };
-        let mut used = Amounts::new();
-        for object in objects {
-            if scopes::matches(spec, plural, &object) {
-                amounts::add(&mut used, &usage(group, plural, &object));
-            }
+            other => other.map(Some),
         }
-        Ok(Some(used))
     }
 }
 
@@ -336,6 +348,11 @@ impl Count {
             };
         }
     }
+}
+
+/// The pause after a count that took this long.
+fn pause_after(count: Duration) -> Duration {
+    PAUSE.max(count.saturating_mul(PAUSE_OF_COUNT)).min(RESYNC)
 }
 
 /// The usage in the status.
@@ -378,13 +395,15 @@ impl Controller for Counter {
         }
         let spec = machinery::json::to_value(&quota.spec).unwrap_or_default();
         let known = known_usage(&quota);
+        let begun = Instant::now();
         let count = self.count(&key.namespace, &spec, &known).await;
+        let pause = pause_after(begun.elapsed());
         if let Some(status) = decide(&quota, &count.used) {
             let mut quota = (*quota).clone();
             quota.status = Some(status);
             self.quotas.update_status(&key.namespace, &quota).await?;
         }
-        self.next.lock().insert(key.clone(), Instant::now() + PAUSE);
+        self.next.lock().insert(key.clone(), Instant::now() + pause);
         match count.failure {
             Some(failure) => Err(failure),
             None if !count.is_complete => Ok(Action::After(DISCOVERY)),
@@ -427,6 +446,14 @@ mod tests {
             ),
         ] {
             assert_eq!(counts_otherwise(&old, &new), expected, "{new:?}");
+        }
+    }
+
+    #[test]
+    fn a_quota_over_many_objects_is_counted_less_often() {
+        for (count, expected) in [(0, 1_000), (99, 1_000), (300, 3_000), (60_000, 300_000)] {
+            let pause = pause_after(Duration::from_millis(count));
+            assert_eq!(pause, Duration::from_millis(expected), "{count}");
         }
     }
 

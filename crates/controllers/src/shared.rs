@@ -36,22 +36,23 @@ use lifecycle::Context;
 use parking_lot::Mutex;
 pub(crate) use reconcile::controller_of;
 use reconcile::{
-    Builder, Controller, Queue, QueueMetrics, Recorder, Selector, Starting, Startup, Writer,
-    devices, queue::Item, storage,
+    Action, Builder, Controller, Queue, QueueMetrics, Recorder, Selector, Starting, Startup,
+    Writer, devices, queue::Item, storage,
 };
 use stdx::Clock;
 
 use crate::{
-    Config,
-    endpointslice::view::addresses,
+    Config, csr,
     members::Facts,
     metrics::{Collectors, Metrics},
-    nodeipam, nodelifecycle, pods, resourceclaim,
+    nodeipam, nodelifecycle, pods, resourceclaim, selecting,
 };
 
 /// How long keys of workloads are delayed after a reconciliation, so that a burst of pod changes causes one
 /// reconciliation and one status update.
 pub(crate) const REST: Duration = Duration::from_millis(20);
+/// The same for each pod that was read: a reconciliation reads all pods of the workload.
+const REST_PER_POD: Duration = Duration::from_micros(20);
 
 /// The index of objects by the uid of their controller; objects without one are under
 /// [`orphans_of`] their namespace.
@@ -64,9 +65,13 @@ pub(crate) const STATE: &str = "state";
 pub(crate) const ENDED: &str = "ended";
 /// The pod has a deletion timestamp.
 pub(crate) const DELETING: &str = "deleting";
-/// The index of pods by their addresses.
+/// The index of nodes by their addresses ([`address_key`]).
 pub(crate) const ADDRESS: &str = "address";
-/// The index of Services by a label of their selector ([`selected_key`]).
+/// The index of requests of kubelets for certificates, of those that are [`WAITING`].
+pub(crate) const APPROVAL: &str = "approval";
+/// Neither approved nor denied.
+pub(crate) const WAITING: &str = "waiting";
+/// The index of Services and workloads by a label of their selector ([`selected_key`]).
 pub(crate) const SELECTS: &str = "selects";
 /// The index of Services by type, for those of type [`LOAD_BALANCER`].
 pub(crate) const TYPE: &str = "type";
@@ -99,10 +104,23 @@ pub trait Watched: informer::Object + Resource<DynamicType = ()> + Clone + ToJso
 }
 
 macro_rules! watched {
-    (by owner: $($owned:ty),*; plain: $($plain:ty),* $(,)?) => {
+    (
+        by owner and selector: $($both:ty),*; by owner: $($owned:ty),*; by selector: $($selecting:ty),*;
+        plain: $($plain:ty),* $(,)?
+    ) => {
+        $(impl Watched for $both {
+            fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+                selecting::indexed(builder.index(OWNER, by_owner))
+            }
+        })*
         $(impl Watched for $owned {
             fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
                 builder.index(OWNER, by_owner)
+            }
+        })*
+        $(impl Watched for $selecting {
+            fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+                selecting::indexed(builder)
             }
         })*
         $(impl Watched for $plain {})*
@@ -110,10 +128,11 @@ macro_rules! watched {
 }
 
 watched! {
-    by owner: ReplicaSet, Job, ControllerRevision;
-    plain: Deployment, DaemonSet, StatefulSet, HorizontalPodAutoscaler, CronJob, Lease, ConfigMap,
-    Endpoints, Namespace, ReplicationController, ResourceQuota, ServiceAccount,
-    PodDisruptionBudget, ClusterRole, StorageClass, CertificateSigningRequest,
+    by owner and selector: ReplicaSet, ReplicationController, Job;
+    by owner: ControllerRevision;
+    by selector: Deployment, DaemonSet, StatefulSet, PodDisruptionBudget;
+    plain: HorizontalPodAutoscaler, CronJob, Lease, ConfigMap,
+    Endpoints, Namespace, ResourceQuota, ServiceAccount, ClusterRole, StorageClass,
     IPAddress, ServiceCIDR, VolumeAttributesClass, CSIDriver, ResourceClaimTemplate,
 }
 
@@ -126,10 +145,6 @@ impl Watched for Pod {
                 .iter()
                 .filter_map(|spec| spec.node_name.clone())
                 .collect()
-        });
-        let builder = builder.index(ADDRESS, |pod| {
-            let addresses = addresses(pod).into_iter();
-            addresses.map(address_key).collect()
         });
         let builder = builder.index(DEVICE_CLAIM, by_device_claim);
         builder.index(STATE, |pod| {
@@ -144,7 +159,19 @@ impl Watched for Pod {
 impl Watched for Node {
     fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
         let builder = builder.summary(nodelifecycle::Facts::new);
+        let builder = builder.index(ADDRESS, |node| {
+            csr::node_addresses(node).map(address_key).collect()
+        });
         builder.index(CIDR, nodeipam::cidrs)
+    }
+}
+
+impl Watched for CertificateSigningRequest {
+    fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+        builder.index(APPROVAL, |request| {
+            let waiting = csr::waits_for_approval(request).then_some(WAITING);
+            waiting.map(ToOwned::to_owned).into_iter().collect()
+        })
     }
 }
 
@@ -183,12 +210,12 @@ impl Watched for EndpointSlice {
     }
 }
 
-/// The index key of pods with this address.
+/// The index key of nodes with this address.
 pub(crate) fn address_key(address: IpAddr) -> String {
     address.to_canonical().to_string()
 }
 
-/// The index key of Services that select pods by this label.
+/// The index key of objects that select others by this label.
 pub(crate) fn selected_key(namespace: &str, label: &str, value: &str) -> String {
     format!("{namespace} {label}={value}")
 }
@@ -393,7 +420,7 @@ impl Shared {
     }
 
     /// A builder for a controller: add watches, then `start`.
-    pub fn controller<C: Controller>(&self, controller: &Arc<C>) -> Builder<C> {
+    pub fn controller(&self, controller: &Arc<impl Controller>) -> Builder {
         Builder::new(&self.context, &self.startup, controller.clone()).metrics(&self.queues)
     }
 
@@ -442,6 +469,11 @@ impl Shared {
     pub fn clock(&self) -> Arc<dyn Clock> {
         self.clock.clone()
     }
+}
+
+/// How long an object with this many pods rests, so that the more pods are read, the more changes are reconciled at once.
+pub(crate) fn rest_of_pods(pods: usize) -> Action {
+    Action::Rest(REST_PER_POD * u32::try_from(pods).unwrap_or(u32::MAX))
 }
 
 /// The objects of a namespace that a selector matches.

@@ -83,9 +83,12 @@ pub fn start(shared: &Arc<Shared>) {
             let changed = event.old().is_none_or(|old| {
                 pods::node(old) != pods::node(pod) || tolerations(old) != tolerations(pod)
             });
-            let node = nodes.get("", pods::node(pod)).filter(|_| changed);
-            let tainted = node.is_some_and(|node| !taints(&node).is_empty());
-            tainted
+            // Most changes concern no taint: the node is not decoded for them.
+            let tainted = || {
+                let node = nodes.get("", pods::node(pod));
+                node.is_some_and(|node| !taints(&node).is_empty())
+            };
+            (changed && tainted())
                 .then(|| Key::from_object(&**pod))
                 .into_iter()
                 .collect()

@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    hash::{BuildHasher, Hash, RandomState},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -192,7 +193,8 @@ struct RecordedEvent {
 }
 
 struct Similar {
-    messages: Vec<String>,
+    /// The hashes of the messages.
+    messages: Vec<u64>,
     last: Timestamp,
 }
 
@@ -201,14 +203,16 @@ struct Bucket {
     at: Instant,
 }
 
-/// Decides what happens to an event: a new one, an increment of an existing one, or nothing.
+/// Decides what happens to an event: a new one, an increment of an existing one, or nothing. It remembers events by
+/// hashes: their texts would take most of its memory.
 struct Correlator {
     component: String,
     host: String,
     clock: Arc<dyn Clock>,
-    known: HashMap<String, RecordedEvent>,
-    similar: HashMap<String, Similar>,
-    buckets: HashMap<String, Bucket>,
+    hasher: RandomState,
+    known: HashMap<u64, RecordedEvent>,
+    similar: HashMap<u64, Similar>,
+    buckets: HashMap<u64, Bucket>,
 }
 
 impl Correlator {
@@ -217,6 +221,7 @@ impl Correlator {
             component: component.to_owned(),
             host: host.to_owned(),
             clock,
+            hasher: RandomState::new(),
             known: HashMap::new(),
             similar: HashMap::new(),
             buckets: HashMap::new(),
@@ -225,23 +230,19 @@ impl Correlator {
 
     fn correlate(&mut self, queued: QueuedEvent) -> Outcome {
         self.forget_when_full();
-        let object = object_key(&queued.about);
-        if !self.allow(format!("{object} {}", queued.kind.as_str())) {
+        if !self.allow(self.key(&queued.about, queued.kind)) {
             return Outcome::Drop;
         }
         let now = self.clock.now();
-        let group = format!("{object} {} {}", queued.kind.as_str(), queued.reason);
-        let combined = self.combined(&group, &queued.message, now);
+        let about = (queued.kind, &queued.reason);
+        let group = self.key(&queued.about, about);
+        let combined = self.combined(group, &queued.message, now);
         let (key, message) = if combined {
-            (
-                group,
-                format!("(combined from similar events): {}", queued.message),
-            )
+            let message = format!("(combined from similar events): {}", queued.message);
+            (group, message)
         } else {
-            (
-                format!("{group} {}", queued.message),
-                queued.message.clone(),
-            )
+            let key = self.key(&queued.about, (about, &queued.message));
+            (key, queued.message.clone())
         };
         let known = self.known.entry(key).or_insert_with(|| RecordedEvent {
             name: event_name(&queued.about, now),
@@ -265,8 +266,21 @@ impl Correlator {
         }
     }
 
+    /// The hash of an object and of something about it.
+    fn key(&self, object: &ObjectReference, about: impl Hash) -> u64 {
+        let object = (
+            &object.api_version,
+            &object.kind,
+            &object.namespace,
+            &object.name,
+            &object.uid,
+            &object.field_path,
+        );
+        self.hasher.hash_one((object, about))
+    }
+
     /// A token bucket per object.
-    fn allow(&mut self, key: String) -> bool {
+    fn allow(&mut self, key: u64) -> bool {
         let now = Instant::now();
         let bucket = self.buckets.entry(key).or_insert(Bucket {
             tokens: BURST,
@@ -283,21 +297,22 @@ impl Correlator {
     }
 
     /// Whether this group recently had too many different messages, so that they are combined into one event.
-    fn combined(&mut self, group: &str, message: &str, now: Timestamp) -> bool {
+    fn combined(&mut self, group: u64, message: &str, now: Timestamp) -> bool {
+        let message = self.hasher.hash_one(message);
         let fresh = || Similar {
             messages: Vec::new(),
             last: now,
         };
-        let similar = self.similar.entry(group.to_owned()).or_insert_with(fresh);
+        let similar = self.similar.entry(group).or_insert_with(fresh);
         if now.duration_since(similar.last).unsigned_abs() > SIMILAR_WINDOW {
             similar.messages.clear();
         }
         similar.last = now;
-        if !similar.messages.iter().any(|known| known == message) {
+        if !similar.messages.contains(&message) {
             if similar.messages.len() >= SIMILAR_LIMIT {
                 return true;
             }
-            similar.messages.push(message.to_owned());
+            similar.messages.push(message);
         }
         similar.messages.len() >= SIMILAR_LIMIT
     }
@@ -346,19 +361,6 @@ fn event(
         reporting_instance: (!host.is_empty()).then(|| host.to_owned()),
         ..Default::default()
     }
-}
-
-fn object_key(about: &ObjectReference) -> String {
-    let part = |part: &Option<String>| part.clone().unwrap_or_default();
-    [
-        part(&about.api_version),
-        part(&about.kind),
-        part(&about.namespace),
-        part(&about.name),
-        part(&about.uid),
-        part(&about.field_path),
-    ]
-    .join("/")
 }
 
 fn event_name(about: &ObjectReference, now: Timestamp) -> String {

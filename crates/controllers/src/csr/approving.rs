@@ -2,7 +2,7 @@
 //! its serving certificate for its name and the address that it connects from ([`super::serving`]).
 //! Other requests need manual approval.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use client::{Api, Informer};
 use jiff::{SignedDuration, Timestamp};
@@ -12,7 +12,7 @@ use k8s_openapi::{
         certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition},
         core::v1::{ConfigMap, Node, Pod, Service},
         discovery::v1::EndpointSlice,
-        networking::v1::ServiceCIDR,
+        networking::v1::{IPAddress, ServiceCIDR},
     },
     apimachinery::pkg::apis::meta::v1::Time,
 };
@@ -24,7 +24,10 @@ use super::{
     ACCOUNT, KUBELET_CLIENT, KUBELET_SERVING, NODE_PREFIX, has, is_issued, is_kubelet_client,
     is_kubelet_serving, node_proxy, serving, usages,
 };
-use crate::shared::{ADDRESS, Shared, address_key};
+use crate::{
+    members,
+    shared::{ADDRESS, APPROVAL, CIDR, SERVICE, Shared, WAITING, address_key},
+};
 
 /// The name in [`crate::ALL`].
 pub const NAME: &str = "certificatesigningrequest-approving";
@@ -44,6 +47,7 @@ struct Approver {
     nodes: Informer<Node>,
     services: Informer<Service>,
     service_cidrs: Informer<ServiceCIDR>,
+    addresses: Informer<IPAddress>,
     pods: Informer<Pod>,
     slices: Informer<EndpointSlice>,
     servers: Informer<ConfigMap>,
@@ -58,6 +62,7 @@ pub fn start(shared: &Arc<Shared>) {
         nodes: shared.informer(),
         services: shared.informer(),
         service_cidrs: shared.informer(),
+        addresses: shared.informer(),
         pods: shared.informer(),
         slices: shared.informer(),
         servers: Informer::builder(shared.reader())
@@ -72,18 +77,14 @@ pub fn start(shared: &Arc<Shared>) {
         .watches(&controller.requests)
         .reads(&controller.services)
         .reads(&controller.service_cidrs)
+        .reads(&controller.addresses)
         .reads(&controller.pods)
         .reads(&controller.slices)
         .reads(&controller.servers)
         // A request may have waited for a node that is deleted or not ready now.
         .watches_with(&controller.nodes, move |_| {
-            let waiting = requests.list().into_iter().filter(|csr| {
-                matches!(
-                    csr.spec.signer_name.as_str(),
-                    KUBELET_SERVING | KUBELET_CLIENT
-                ) && !has(csr, "Approved")
-            });
-            waiting.map(|csr| Key::from_object(&*csr)).collect()
+            let waiting = requests.entries_by_index(APPROVAL, WAITING).into_iter();
+            waiting.map(|csr| Key::new("", csr.name())).collect()
         })
         .start();
 }
@@ -201,20 +202,65 @@ impl Approver {
         for map in self.servers.list() {
             server_names.extend(names_of_servers(&map));
         }
-        let addresses = request.addresses.iter();
-        let pods = addresses.flat_map(|one| self.pods.by_index(ADDRESS, &address_key(*one)));
         let cluster = serving::Cluster {
-            nodes: self.nodes.list(),
-            services: self.services.list(),
+            nodes: self.nodes(request),
+            services: self.services(request),
             service_cidrs: self.service_cidrs.list(),
-            pods: pods.collect(),
-            slices: self.slices.list(),
+            pods: self.pods(request),
+            slices: self.slices.by_index(SERVICE, "default/kubernetes"),
             pod_cidr: config.cluster_cidr.clone(),
             server_names,
             domain: names.cluster_domain,
         };
         let node = request.common_name.strip_prefix(NODE_PREFIX);
         cluster.check(csr, request, node.unwrap_or_default())
+    }
+
+    /// The nodes with a name or an address of a request, and those whose pods can have such an address. Others are not
+    /// decoded.
+    fn nodes(&self, request: &RequestedCertificate) -> Vec<Arc<Node>> {
+        let names = request.dns_names.iter();
+        let mut nodes: Vec<_> = names.filter_map(|name| self.nodes.get("", name)).collect();
+        let cidrs = self.nodes.index_keys(CIDR);
+        for address in &request.addresses {
+            nodes.extend(self.nodes.by_index(ADDRESS, &address_key(*address)));
+            let cidrs = cidrs.iter().filter(|cidr| serving::holds(cidr, *address));
+            nodes.extend(cidrs.flat_map(|cidr| self.nodes.by_index(CIDR, cidr)));
+        }
+        nodes
+    }
+
+    /// The Services with a name or an address of a request. Others are not decoded.
+    fn services(&self, request: &RequestedCertificate) -> Vec<Arc<Service>> {
+        let mut names = BTreeSet::new();
+        for name in &request.dns_names {
+            let name = name.to_ascii_lowercase();
+            names.extend(name.split_once('.').map(|(first, _)| first.to_owned()));
+            names.insert(name);
+        }
+        let named = self.services.entries().into_iter();
+        let named = named.filter(|service| names.contains(service.name()));
+        let named = named.map(|service| self.services.read_entry(&service));
+        let addresses = request.addresses.iter().filter_map(|address| {
+            let held = self
+                .addresses
+                .get("", &address.to_canonical().to_string())?;
+            let holder = held.spec.parent_ref.clone();
+            let namespace = holder.namespace.unwrap_or_default();
+            self.services.get(&namespace, &holder.name)
+        });
+        named.chain(addresses).collect()
+    }
+
+    /// The pods with an address of a request.
+    fn pods(&self, request: &RequestedCertificate) -> Vec<Arc<Pod>> {
+        let has = |facts: &members::Facts| {
+            let mut addresses = request.addresses.iter();
+            addresses.any(|address| facts.has_address(*address))
+        };
+        let pods = self.pods.entries().into_iter();
+        let pods = pods.filter(|pod| pod.summary().is_some_and(has));
+        pods.map(|pod| self.pods.read_entry(&pod)).collect()
     }
 
     async fn approve(&self, csr: &CertificateSigningRequest, message: &str) -> Result<(), Error> {

@@ -13,6 +13,8 @@ use kube::api::PostParams;
 use pki::csr::RequestedCertificate;
 use reconcile::Error;
 
+pub(crate) use serving::node_addresses;
+
 const ACCOUNT: &str = "certificate-controller";
 
 pub(crate) const CLIENT: &str = "kubernetes.io/kube-apiserver-client";
@@ -42,6 +44,13 @@ fn has(csr: &CertificateSigningRequest, condition: &str) -> bool {
         .and_then(|status| status.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
     conditions.any(|known| known.type_ == condition)
+}
+
+/// Whether this is a kubelet's request that was neither approved nor denied.
+pub(crate) fn waits_for_approval(csr: &CertificateSigningRequest) -> bool {
+    let is_of_kubelet = matches!(&*csr.spec.signer_name, KUBELET_SERVING | KUBELET_CLIENT);
+    let conditions = ["Approved", "Denied", "Failed"];
+    is_of_kubelet && !conditions.iter().any(|condition| has(csr, condition))
 }
 
 fn is_issued(csr: &CertificateSigningRequest) -> bool {
@@ -139,6 +148,23 @@ fn is_client(usages: &[&str]) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_of_a_kubelet_waits_until_it_is_approved_or_denied() {
+        for (signer, condition, expected) in [
+            (KUBELET_CLIENT, "", true),
+            (KUBELET_SERVING, "Other", true),
+            (KUBELET_SERVING, "Approved", false),
+            (KUBELET_CLIENT, "Denied", false),
+            (CLIENT, "", false),
+        ] {
+            let conditions = serde_json::json!([{"type": condition, "status": "True"}]);
+            let csr = serde_json::json!({"metadata": {},
+                "spec": {"request": "", "signerName": signer}, "status": {"conditions": conditions}});
+            let csr = serde_json::from_value(csr).unwrap();
+            assert_eq!(waits_for_approval(&csr), expected, "{signer} {condition}");
+        }
+    }
 
     #[test]
     fn kubelet_requests_are_recognized_by_subject_and_usages() {

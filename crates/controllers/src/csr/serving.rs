@@ -183,7 +183,7 @@ where
 
 /// The first address of each type and IP family. A node writes them itself: with all of them, one node could keep every
 /// other from its certificate.
-fn node_addresses(node: &Node) -> impl Iterator<Item = IpAddr> {
+pub(crate) fn node_addresses(node: &Node) -> impl Iterator<Item = IpAddr> {
     let status = node.status.as_ref();
     let addresses = status.and_then(|status| status.addresses.as_ref());
     let addresses = addresses.into_iter().flatten();
@@ -202,7 +202,7 @@ fn is(text: &str, address: IpAddr) -> bool {
 }
 
 /// Whether a CIDR such as `10.42.0.0/16` contains an address.
-fn holds(cidr: &str, address: IpAddr) -> bool {
+pub(super) fn holds(cidr: &str, address: IpAddr) -> bool {
     let Some((network, length)) = cidr.trim().split_once('/') else {
         return false;
     };

@@ -9,15 +9,14 @@ use std::{
 use jiff::Timestamp;
 use k8s_openapi::api::{
     apps::v1::{DaemonSet, DaemonSetStatus},
-    core::v1::{Node, Pod, PodSpec},
+    core::v1::{Node, PodSpec},
 };
 use reconcile::{
     Kind,
     placement::{matches_node, untolerated},
 };
 
-use super::{backoff::Backoffs, pod, roll};
-use crate::pods::{self, available_in, is_available, is_deleting, is_ready, phase};
+use super::{backoff::Backoffs, daemon::Daemon, pod, roll};
 
 /// At most this many pods are created, and as many deleted, per reconciliation.
 const BURST: usize = 250;
@@ -53,7 +52,7 @@ pub(super) fn fits(spec: &PodSpec, node: &Node) -> Fit {
 #[derive(Default)]
 pub(super) struct NodeDaemons<'a> {
     pub(super) fit: Fit,
-    pub(super) pods: Vec<&'a Arc<Pod>>,
+    pub(super) pods: Vec<&'a Daemon>,
 }
 
 pub(super) struct View<'a> {
@@ -66,11 +65,11 @@ pub(super) struct View<'a> {
     pub(super) now: Timestamp,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Plan {
     /// Names of nodes.
     pub(super) create: Vec<String>,
-    pub(super) delete: Vec<Arc<Pod>>,
+    pub(super) delete: Vec<Daemon>,
     pub(super) events: Vec<(Kind, &'static str, String)>,
     pub(super) after: Option<Duration>,
 }
@@ -80,7 +79,7 @@ impl<'a> View<'a> {
         set: &'a DaemonSet,
         hash: &'a str,
         nodes: &'a [Arc<Node>],
-        pods: &'a [Arc<Pod>],
+        pods: &'a [Daemon],
         now: Timestamp,
     ) -> Self {
         let spec = pod::spec(set);
@@ -92,20 +91,16 @@ impl<'a> View<'a> {
         }
         let nodes = places.keys().copied().collect();
         for pod in pods {
-            if let Some(node) = pod::target(pod) {
+            if let Some(node) = pod.target() {
                 places.entry(node).or_default().pods.push(pod);
             }
         }
         for place in places.values_mut() {
-            place.pods.sort_by_key(|pod| {
-                let meta = &pod.metadata;
-                let scheduled = !pods::node(pod).is_empty();
-                (
-                    !scheduled,
-                    meta.creation_timestamp.clone(),
-                    meta.name.clone(),
-                )
-            });
+            if place.pods.len() > 1 {
+                let key =
+                    |pod: &Daemon| (!pod.is_scheduled(), pod.created(), pod.name().to_owned());
+                place.pods.sort_by_cached_key(|pod| key(pod));
+            }
         }
         Self {
             set,
@@ -121,12 +116,12 @@ impl<'a> View<'a> {
         spec.and_then(|spec| spec.min_ready_seconds).unwrap_or(0)
     }
 
-    pub(super) fn is_current(&self, pod: &Pod) -> bool {
-        pod::is_current(self.set, self.hash, pod)
+    pub(super) fn is_current(&self, pod: &Daemon) -> bool {
+        pod.is_current(self.set, self.hash)
     }
 
-    pub(super) fn is_available(&self, pod: &Pod) -> bool {
-        is_available(pod, self.min_ready(), self.now)
+    pub(super) fn is_available(&self, pod: &Daemon) -> bool {
+        pod.available_in(self.min_ready(), self.now) == Some(Duration::ZERO)
     }
 
     /// How many nodes should have a daemon pod.
@@ -140,12 +135,12 @@ pub(super) fn decide(view: &View, backoffs: &mut Backoffs) -> Plan {
     let mut plan = Plan::default();
     let surges = roll::surges(view.set);
     for (name, place) in &view.places {
-        let alive = || place.pods.iter().filter(|pod| !is_deleting(pod));
+        let alive = || place.pods.iter().filter(|pod| !pod.is_deleting());
         if !view.nodes.contains(name) {
             // A pending pod for a deleted node will never be scheduled; bound ones are left to the
             // pod garbage collector.
-            let waiting = place.pods.iter().filter(|pod| pods::node(pod).is_empty());
-            plan.delete.extend(waiting.map(|pod| Arc::clone(pod)));
+            let waiting = place.pods.iter().filter(|pod| !pod.is_scheduled());
+            plan.delete.extend(waiting.map(|pod| (*pod).clone()));
         } else if place.fit.comes && place.pods.is_empty() {
             plan.create.push((*name).to_owned());
         } else if place.fit.stays {
@@ -158,7 +153,7 @@ pub(super) fn decide(view: &View, backoffs: &mut Backoffs) -> Plan {
                 plan.remove_surplus(view, running);
             }
         } else {
-            plan.delete.extend(alive().map(|pod| Arc::clone(pod)));
+            plan.delete.extend(alive().map(|pod| (*pod).clone()));
         }
     }
     if plan.create.is_empty() && plan.delete.is_empty() && !roll::is_on_delete(view.set) {
@@ -168,7 +163,7 @@ pub(super) fn decide(view: &View, backoffs: &mut Backoffs) -> Plan {
     plan.delete.truncate(BURST);
     let min_ready = view.min_ready();
     let daemons = view.places.values().flat_map(|place| &place.pods);
-    let waits = daemons.filter_map(|pod| available_in(pod, min_ready, view.now));
+    let waits = daemons.filter_map(|pod| pod.available_in(min_ready, view.now));
     if let Some(wait) = waits.filter(|wait| !wait.is_zero()).min() {
         plan.look_after(wait);
     }
@@ -188,36 +183,32 @@ impl Plan {
         backoffs: &mut Backoffs,
         node: &str,
         place: &NodeDaemons,
-    ) -> Vec<Arc<Pod>> {
+    ) -> Vec<Daemon> {
         let mut running = Vec::new();
-        for pod in place.pods.iter().filter(|pod| !is_deleting(pod)) {
-            let meta = &pod.metadata;
-            let namespace = meta.namespace.as_deref().unwrap_or_default();
-            let name = meta.name.as_deref().unwrap_or_default();
-            match phase(pod) {
-                "Failed" => {
-                    let uid = view.set.metadata.uid.clone().unwrap_or_default();
-                    let status = view.set.status.as_ref();
-                    let generation = status.and_then(|status| status.observed_generation);
-                    let key = (uid, generation.unwrap_or(0), node.to_owned());
-                    if let Err(delay) = backoffs.try_next(key, view.now) {
-                        self.look_after(delay);
-                        continue;
-                    }
-                    let text = format!(
-                        "Found failed daemon pod {namespace}/{name} on node {node}, will try to kill it"
-                    );
-                    self.events.push((Kind::Warning, "FailedDaemonPod", text));
-                    self.delete.push(Arc::clone(pod));
+        for pod in place.pods.iter().filter(|pod| !pod.is_deleting()) {
+            let (namespace, name) = (pod.namespace(), pod.name());
+            if pod.has_failed() {
+                let uid = view.set.metadata.uid.clone().unwrap_or_default();
+                let status = view.set.status.as_ref();
+                let generation = status.and_then(|status| status.observed_generation);
+                let key = (uid, generation.unwrap_or(0), node.to_owned());
+                if let Err(delay) = backoffs.try_next(key, view.now) {
+                    self.look_after(delay);
+                    continue;
                 }
-                "Succeeded" => {
-                    let text = format!(
-                        "Found succeeded daemon pod {namespace}/{name} on node {node}, will try to delete it"
-                    );
-                    self.events.push((Kind::Normal, "SucceededDaemonPod", text));
-                    self.delete.push(Arc::clone(pod));
-                }
-                _ => running.push(Arc::clone(pod)),
+                let text = format!(
+                    "Found failed daemon pod {namespace}/{name} on node {node}, will try to kill it"
+                );
+                self.events.push((Kind::Warning, "FailedDaemonPod", text));
+                self.delete.push((*pod).clone());
+            } else if pod.has_succeeded() {
+                let text = format!(
+                    "Found succeeded daemon pod {namespace}/{name} on node {node}, will try to delete it"
+                );
+                self.events.push((Kind::Normal, "SucceededDaemonPod", text));
+                self.delete.push((*pod).clone());
+            } else {
+                running.push((*pod).clone());
             }
         }
         running
@@ -225,12 +216,12 @@ impl Plan {
 
     /// With surge, an old and a new daemon pod share a node until the new one is available. An old
     /// one that is not ready is deleted at once.
-    fn remove_surplus(&mut self, view: &View, running: Vec<Arc<Pod>>) {
+    fn remove_surplus(&mut self, view: &View, running: Vec<Daemon>) {
         let (new, old): (Vec<_>, Vec<_>) =
             running.into_iter().partition(|pod| view.is_current(pod));
         let pair = new.first().zip(old.first());
-        let replaced = pair.filter(|(new, old)| !is_ready(old) || view.is_available(new));
-        let replaced = replaced.map(|(_, old)| Arc::clone(old));
+        let replaced = pair.filter(|(new, old)| !old.is_ready() || view.is_available(new));
+        let replaced = replaced.map(|(_, old)| old.clone());
         self.delete
             .extend(new.into_iter().skip(1).chain(old.into_iter().skip(1)));
         self.delete.extend(replaced);
@@ -252,7 +243,7 @@ pub(super) fn status(view: &View) -> DaemonSetStatus {
             (true, Some(pod)) => {
                 status.desired_number_scheduled += 1;
                 status.current_number_scheduled += 1;
-                status.number_ready += i32::from(is_ready(pod));
+                status.number_ready += i32::from(pod.is_ready());
                 available += i32::from(view.is_available(pod));
                 updated += i32::from(view.is_current(pod));
             }
@@ -300,7 +291,7 @@ pub(super) mod tests {
     }
 
     /// `name node hash [ready|Failed|Succeeded|deleted|waiting|young]`.
-    fn pod(text: &str) -> Arc<Pod> {
+    fn pod(text: &str) -> Daemon {
         let words: Vec<&str> = text.split(' ').collect();
         let has = |word: &str| words[3..].contains(&word);
         let phase = ["Failed", "Succeeded"].into_iter().find(|phase| has(phase));
@@ -324,7 +315,7 @@ pub(super) mod tests {
                 ]},
             }}});
         }
-        Arc::new(serde_json::from_value(pod).unwrap())
+        Daemon::detached(Arc::new(serde_json::from_value(pod).unwrap()))
     }
 
     fn with_plan<T>(
@@ -344,10 +335,7 @@ pub(super) mod tests {
     /// The changes: `+` nodes that get a pod, `-` deleted pods.
     pub(crate) fn changes(set: &DaemonSet, nodes: &[&str], pods: &[&str]) -> String {
         with_plan(set, nodes, pods, &mut Backoffs::default(), |_, plan| {
-            let gone = plan
-                .delete
-                .iter()
-                .map(|pod| pod.metadata.name.clone().unwrap());
+            let gone = plan.delete.iter().map(|pod| pod.name().to_owned());
             let gone: Vec<_> = gone.collect();
             format!("+{} -{}", plan.create.join(","), gone.join(","))
         })

@@ -1,11 +1,16 @@
 //! DaemonSet: one pod on every node that fits, replaced node by node when the template changes.
 
 mod backoff;
+mod daemon;
 mod decide;
 mod pod;
 mod roll;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use client::{Api, Event, Informer};
 use futures::future::join_all;
@@ -20,10 +25,13 @@ use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer
 use crate::{
     claim,
     history::{self, History, Newest},
-    members, podcontrol,
+    members::{self, Member},
+    podcontrol,
+    selecting::keys_selecting,
     shared::{NODE, REST, Shared, controller_of},
 };
 use backoff::Backoffs;
+use daemon::Daemon;
 use decide::{Plan, View, decide, status};
 
 /// The name in [`crate::ALL`].
@@ -65,14 +73,7 @@ pub fn start(shared: &Arc<Shared>) {
             members::concerns_workload,
             controller.pods.cache(),
             "DaemonSet",
-            move |pod| {
-                let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-                let matching = sets.list_in(namespace).into_iter().filter(|set| {
-                    let selector = set.spec.as_ref().map(|spec| &spec.selector);
-                    Selector::from_label_selector(selector).matches(pod.metadata.labels.as_ref())
-                });
-                matching.map(|set| Key::from_object(&*set)).collect()
-            },
+            move |pod| keys_selecting(&sets, pod),
         )
         .watches_with(&controller.nodes, move |event| {
             concerned.sets_of_node(event)
@@ -121,7 +122,7 @@ impl Controller for Daemons {
         };
         self.write_status(&set, status).await?;
         outcome?;
-        let live = history::revisions_of(&pods);
+        let live: BTreeSet<&str> = pods.iter().filter_map(Daemon::hash).collect();
         let is_live = |revision: &ControllerRevision| live.contains(history::hash(revision, label));
         let limit = spec.revision_history_limit.unwrap_or(10);
         let expired = history.expired(&newest.revision, is_live, limit, true);
@@ -193,28 +194,36 @@ impl Daemons {
             .await
     }
 
+    /// The pods of the set, after adopting and releasing.
     async fn pods(
         &self,
         set: &DaemonSet,
         selector: &Selector,
         api: &Api<DaemonSet>,
-    ) -> Result<Vec<Arc<Pod>>, Error> {
+    ) -> Result<Vec<Daemon>, Error> {
         let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
         let (cache, uid) = (self.pods.cache(), set.metadata.uid.as_deref());
-        let candidates = members::candidates(cache, uid, namespace, selector);
-        claim::claim(set, api, selector, &self.pods, candidates, None).await
+        let (mut own, unclaimed) = members::own_and_unclaimed(cache, uid, namespace, selector);
+        if !unclaimed.is_empty() {
+            let unclaimed = unclaimed
+                .iter()
+                .map(|member| cache.read_entry(member.entry()));
+            let unclaimed = unclaimed.collect();
+            let adopted = claim::claim(set, api, selector, &self.pods, unclaimed, None).await?;
+            own.extend(adopted.into_iter().map(Member::detached));
+        }
+        let daemons = own.into_iter().map(|member| Daemon::new(cache, member));
+        Ok(daemons.collect())
     }
 
     /// Keeps one revision per template: relabels pods of the duplicates, then deletes these.
-    async fn remove_duplicates(&self, newest: &Newest, pods: &[Arc<Pod>]) -> Result<(), Error> {
+    async fn remove_duplicates(&self, newest: &Newest, pods: &[Daemon]) -> Result<(), Error> {
         let hash = history::hash(&newest.revision, history::HASH);
         for duplicate in &newest.duplicates {
             let other = history::hash(duplicate, history::HASH);
             let patch = serde_json::json!({"metadata": {"labels": {(history::HASH): hash}}});
-            for pod in pods.iter().filter(|pod| pod::hash(pod) == Some(other)) {
-                let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-                let name = pod.metadata.name.as_deref().unwrap_or_default();
-                self.pods.patch(namespace, name, &patch).await?;
+            for pod in pods.iter().filter(|pod| pod.hash() == Some(other)) {
+                self.pods.patch(pod.namespace(), pod.name(), &patch).await?;
             }
         }
         history::delete(&self.revisions, &newest.duplicates).await
@@ -229,10 +238,10 @@ impl Daemons {
             async move { podcontrol::create(&self.pods, &self.recorder, set, &pod).await }
         })
         .await;
-        let deletions = plan
-            .delete
-            .iter()
-            .map(|pod| podcontrol::delete(&self.pods, &self.recorder, set, pod));
+        let deletions = plan.delete.iter().map(async |pod| {
+            let pod = self.pods.cache().read_entry(pod.member().entry());
+            podcontrol::delete(&self.pods, &self.recorder, set, &pod).await
+        });
         let deleted = reconcile::all(join_all(deletions).await);
         created.and(deleted)
     }

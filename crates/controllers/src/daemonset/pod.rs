@@ -15,24 +15,23 @@ use crate::{history, podcontrol};
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 const GENERATION_LABEL: &str = "pod-template-generation";
 
-/// The revision hash of a pod.
-pub(super) fn hash(pod: &Pod) -> Option<&str> {
-    let labels = pod.metadata.labels.as_ref()?;
-    labels.get(history::HASH).map(String::as_str)
-}
-
 fn template_generation(set: &DaemonSet) -> Option<&str> {
     let annotations = set.metadata.annotations.as_ref()?;
     let text = annotations.get(TEMPLATE_GENERATION)?;
     text.parse::<i64>().is_ok().then_some(text)
 }
 
-/// Whether a pod is of the newest template.
-pub(super) fn is_current(set: &DaemonSet, newest: &str, pod: &Pod) -> bool {
-    let labels = pod.metadata.labels.as_ref();
-    let label = labels.and_then(|labels| labels.get(GENERATION_LABEL));
-    let generation = template_generation(set).map(str::to_owned);
-    hash(pod) == Some(newest) || (generation.is_some() && label == generation.as_ref())
+/// Whether a pod with these labels is of the newest template.
+pub(super) fn is_current<'a>(
+    set: &DaemonSet,
+    newest: &str,
+    label: impl Fn(&str) -> Option<&'a str>,
+) -> bool {
+    let is_of_generation = || {
+        let generation = template_generation(set);
+        generation.is_some() && label(GENERATION_LABEL) == generation
+    };
+    label(history::HASH) == Some(newest) || is_of_generation()
 }
 
 /// The node of a pod: bound to it, or selected by its affinity.
@@ -129,8 +128,9 @@ mod tests {
         .unwrap();
         let pod = daemon(&set, "n1", "abc");
         assert_eq!(target(&pod), Some("n1"));
-        assert_eq!(hash(&pod), Some("abc"));
-        assert_eq!(pod.metadata.labels.as_ref().unwrap()[GENERATION_LABEL], "7");
+        let labels = pod.metadata.labels.as_ref().unwrap();
+        assert_eq!(labels[history::HASH], "abc");
+        assert_eq!(labels[GENERATION_LABEL], "7");
         let keys: Vec<_> = pod.spec.unwrap().tolerations.unwrap();
         assert!(
             keys.iter()
@@ -141,20 +141,17 @@ mod tests {
     #[test]
     fn a_pod_is_current_by_its_hash_or_by_the_generation_of_the_template() {
         let mut set = DaemonSet::default();
-        let pod = |hash: &str, generation: &str| {
-            let mut pod = Pod::default();
-            pod.metadata.labels = Some(
-                [
-                    (history::HASH.into(), hash.into()),
-                    (GENERATION_LABEL.into(), generation.into()),
-                ]
-                .into(),
-            );
-            pod
+        let is_current = |set: &DaemonSet, hash: &'static str, generation: &'static str| {
+            is_current(set, "new", |key| match key {
+                history::HASH => Some(hash),
+                GENERATION_LABEL => Some(generation),
+                _ => None,
+            })
         };
-        assert!(is_current(&set, "new", &pod("new", "1")));
-        assert!(!is_current(&set, "new", &pod("old", "1")));
+        assert!(is_current(&set, "new", "1"));
+        assert!(!is_current(&set, "old", "1"));
         set.metadata.annotations = Some([(TEMPLATE_GENERATION.into(), "1".into())].into());
-        assert!(is_current(&set, "new", &pod("old", "1")));
+        assert!(is_current(&set, "old", "1"));
+        assert!(!is_current(&set, "old", "2"));
     }
 }

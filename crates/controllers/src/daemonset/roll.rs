@@ -1,14 +1,12 @@
 //! Which old daemon pods are replaced next, within the limits of the update strategy. Pure.
 
-use std::sync::Arc;
+use k8s_openapi::api::apps::v1::{DaemonSet, RollingUpdateDaemonSet};
 
-use k8s_openapi::api::{
-    apps::v1::{DaemonSet, RollingUpdateDaemonSet},
-    core::v1::Pod,
+use super::{
+    daemon::Daemon,
+    decide::{NodeDaemons, View},
 };
-
-use super::decide::{NodeDaemons, View};
-use crate::{intorpercent::scaled, pods::is_deleting};
+use crate::intorpercent::scaled;
 
 /// Whether pods are replaced only after they were deleted (OnDelete).
 pub(super) fn is_on_delete(set: &DaemonSet) -> bool {
@@ -45,19 +43,19 @@ fn limits(view: &View) -> (i32, i32) {
 }
 
 /// The new and the old pod of a node.
-type Pair<'a> = (Option<&'a Arc<Pod>>, Option<&'a Arc<Pod>>);
+type Pair<'a> = (Option<&'a Daemon>, Option<&'a Daemon>);
 
 /// The pods of a node that are not being deleted; `None` if there are several new or several old
 /// ones.
 fn pair<'a>(view: &View, place: &NodeDaemons<'a>) -> Option<Pair<'a>> {
-    let alive = place.pods.iter().copied().filter(|pod| !is_deleting(pod));
+    let alive = place.pods.iter().copied().filter(|pod| !pod.is_deleting());
     let (new, old): (Vec<_>, Vec<_>) = alive.partition(|pod| view.is_current(pod));
     let single = new.len() <= 1 && old.len() <= 1;
     single.then(|| (new.first().copied(), old.first().copied()))
 }
 
 /// Nodes that get a new pod, and old pods to delete.
-pub(super) fn decide(view: &View) -> (Vec<String>, Vec<Arc<Pod>>) {
+pub(super) fn decide(view: &View) -> (Vec<String>, Vec<Daemon>) {
     let (surge, missing) = limits(view);
     if surge == 0 {
         (Vec::new(), replace(view, missing))
@@ -74,17 +72,17 @@ fn places<'v, 'a>(view: &'v View<'a>) -> impl Iterator<Item = (&'a str, &'v Node
 }
 
 /// Without surge: deletes old pods, unavailable ones at once, others within maxUnavailable.
-fn replace(view: &View, most_missing: i32) -> Vec<Arc<Pod>> {
+fn replace(view: &View, most_missing: i32) -> Vec<Daemon> {
     let mut missing = 0;
     let (mut delete, mut candidates) = (Vec::new(), Vec::new());
     for (_, place) in places(view) {
         match pair(view, place) {
             None | Some((None, None) | (Some(_), Some(_))) => missing += 1,
             Some((Some(new), None)) => missing += i32::from(!view.is_available(new)),
-            Some((None, Some(old))) if view.is_available(old) => candidates.push(Arc::clone(old)),
+            Some((None, Some(old))) if view.is_available(old) => candidates.push(old.clone()),
             Some((None, Some(old))) => {
                 missing += 1;
-                delete.push(Arc::clone(old));
+                delete.push(old.clone());
             }
         }
     }
@@ -95,7 +93,7 @@ fn replace(view: &View, most_missing: i32) -> Vec<Arc<Pod>> {
 
 /// With surge: new pods are created first. Old pods on nodes that no longer fit stay until enough
 /// others are available.
-fn add(view: &View, most_surge: i32) -> (Vec<String>, Vec<Arc<Pod>>) {
+fn add(view: &View, most_surge: i32) -> (Vec<String>, Vec<Daemon>) {
     let (mut surging, mut available) = (0, 0);
     let (mut create, mut candidates) = (Vec::new(), Vec::new());
     let (mut delete, mut misplaced) = (Vec::new(), Vec::new());
@@ -110,16 +108,16 @@ fn add(view: &View, most_surge: i32) -> (Vec<String>, Vec<Arc<Pod>>) {
             (_, None) => {}
             (Some(new), Some(old)) => {
                 if view.is_available(new) {
-                    delete.push(Arc::clone(old));
+                    delete.push(old.clone());
                 } else {
                     surging += 1;
                 }
             }
             (None, Some(old)) => match (view.is_available(old), place.fit.comes) {
                 (true, true) => candidates.push(name.to_owned()),
-                (true, false) => misplaced.push(Arc::clone(old)),
+                (true, false) => misplaced.push(old.clone()),
                 (false, true) => create.push(name.to_owned()),
-                (false, false) => delete.push(Arc::clone(old)),
+                (false, false) => delete.push(old.clone()),
             },
         }
     }

@@ -20,6 +20,7 @@ use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer
 use crate::{
     claim, podcontrol,
     pods::is_terminal,
+    selecting::keys_selecting,
     shared::{OWNER, REST, Shared, controller_of, orphans_of},
 };
 use decide::{Plan, Resize, View, decide};
@@ -55,15 +56,7 @@ pub fn start(shared: &Arc<Shared>) {
         .controller(&controller)
         .watches(controller.deployments.cache())
         .owns(controller.sets.cache(), "Deployment", move |set| {
-            let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
-            let matching = deployments.list_in(namespace);
-            let matching = matching.into_iter().filter(|deployment| {
-                let selector = deployment.spec.as_ref().map(|spec| &spec.selector);
-                Selector::from_label_selector(selector).matches(set.metadata.labels.as_ref())
-            });
-            matching
-                .map(|deployment| Key::from_object(&*deployment))
-                .collect()
+            keys_selecting(&deployments, set)
         })
         // Recreate waits for the last old pod; other changes of pods show in the ReplicaSets.
         .watches_with(&controller.pods, move |event| {

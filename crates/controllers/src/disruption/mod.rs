@@ -22,13 +22,14 @@ use k8s_openapi::{
         util::intstr::IntOrString,
     },
 };
-use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer, condition};
+use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Writer, condition};
 
 use crate::{
     intorpercent::scaled,
     pods::{is_deleting, is_ready, is_terminal},
     scaletargets::Targets,
-    shared::{REST, Shared, controller_of, selected_in},
+    selecting::{Selecting, keys_selecting},
+    shared::{REST, Shared, controller_of, rest_of_pods, selected_in},
 };
 
 /// The name in [`crate::ALL`].
@@ -68,15 +69,14 @@ pub fn start(shared: &Arc<Shared>) {
         .controller(&controller)
         .watches(controller.budgets.cache())
         .watches_with(&controller.pods, move |event| {
-            let namespace = event.object().metadata.namespace.as_deref();
-            let concerns = |budget: &PodDisruptionBudget| {
-                let selector = selector(budget);
-                let mut versions = event.old().into_iter().chain([event.object()]);
-                versions.any(|pod| selector.matches(pod.metadata.labels.as_ref()))
-            };
-            let found = budgets.list_in(namespace.unwrap_or_default());
-            let found = found.into_iter().filter(|budget| concerns(budget));
-            found.map(|budget| Key::from_object(&*budget)).collect()
+            let pod = event.object();
+            // Of most changes both versions have the same labels.
+            let old = event.old();
+            let old = old.filter(|old| old.metadata.labels != pod.metadata.labels);
+            let versions = old.into_iter().chain([pod]);
+            versions
+                .flat_map(|pod| keys_selecting(&budgets, &**pod))
+                .collect()
         })
         .reads(&controller.replica_sets)
         .reads(&controller.deployments)
@@ -85,10 +85,6 @@ pub fn start(shared: &Arc<Shared>) {
         .workers(2)
         .rest(REST)
         .start();
-}
-
-fn selector(budget: &PodDisruptionBudget) -> Selector {
-    Selector::from_label_selector(budget.spec.as_ref().and_then(|spec| spec.selector.as_ref()))
 }
 
 impl Controller for Budgets {
@@ -100,7 +96,7 @@ impl Controller for Budgets {
         let Some(budget) = self.budgets.cache().get(&key.namespace, &key.name) else {
             return Ok(Action::Done);
         };
-        let selector = selector(&budget);
+        let selector = budget.selector();
         let mut pods = selected_in(&self.pods, &key.namespace, &selector);
         pods.retain(|pod| !is_terminal(pod));
         if pods.is_empty() {
@@ -127,7 +123,7 @@ impl Controller for Budgets {
             };
             self.budgets.update_status(&key.namespace, &updated).await?;
         }
-        Ok(after.map_or(Action::Done, Action::After))
+        Ok(after.map_or_else(|| rest_of_pods(pods.len()), Action::After))
     }
 }
 

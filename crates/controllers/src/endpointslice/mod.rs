@@ -6,9 +6,12 @@ mod topology;
 pub(crate) mod trigger;
 pub(crate) mod view;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-use client::Informer;
+use client::{Informer, informer::Labelled};
 use k8s_openapi::api::{
     core::v1::{Node, Pod, Service},
     discovery::v1::EndpointSlice,
@@ -18,7 +21,7 @@ use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer
 
 use crate::{
     metrics::Metrics,
-    shared::{REST, Shared, controller_reference, selected_in},
+    shared::{REST, Shared, controller_reference, rest_of_pods, selected_in},
 };
 use kube::{Resource, api::ObjectMeta};
 use pack::{Change, pack};
@@ -88,15 +91,17 @@ impl Controller for Slices {
         }
         let selector = service
             .as_ref()
-            .and_then(|service| service.spec.as_ref()?.selector.clone());
+            .and_then(|service| selector_of(service).cloned());
         // Without a selector the slices belong to someone else; without a Service they are deleted.
+        let mut rest = Action::Done;
         let wanted = match (&service, selector.filter(|selector| !selector.is_empty())) {
             (Some(service), Some(selector)) => {
                 let selector = Selector::labels(&selector);
                 let pods = selected_in(&self.pods, &key.namespace, &selector);
+                rest = rest_of_pods(pods.len());
                 let zone = |node: &str| {
-                    let node = self.nodes.get("", node)?;
-                    node.metadata.labels.as_ref()?.get(topology::ZONE).cloned()
+                    let node = self.nodes.entry("", node)?;
+                    node.label(topology::ZONE).map(ToOwned::to_owned)
                 };
                 let mut groups = desired(service, &pods, zone);
                 self.hint(service, key, &mut groups, &existing);
@@ -120,7 +125,7 @@ impl Controller for Slices {
         };
         let written = pack::write(&self.slices, &key.namespace, &changes).await;
         self.count(service.as_deref(), &changes, written.is_ok());
-        written.map(|()| Action::Done)
+        written.map(|()| rest)
     }
 }
 
@@ -185,6 +190,13 @@ impl Slices {
             self.recorder.event(&about, kind, reason, text);
         }
     }
+}
+
+/// The selector of a Service's endpoints. A Service that is only a name for another host has none, whatever it selects.
+fn selector_of(service: &Service) -> Option<&BTreeMap<String, String>> {
+    let spec = service.spec.as_ref()?;
+    let is_name = spec.type_.as_deref() == Some("ExternalName");
+    spec.selector.as_ref().filter(|_| !is_name)
 }
 
 /// How a Service prefers near endpoints, as metrics name it. The annotation for zones is stronger than the field.
@@ -252,5 +264,18 @@ mod tests {
             assert_eq!((topology, traffic), expected);
         }
         assert_eq!(preferences(None)[0].1, "Disabled");
+    }
+
+    #[test]
+    fn a_name_for_another_host_has_no_endpoints() {
+        for (kind, selector, expected) in [
+            ("ClusterIP", json!({"app": "web"}), true),
+            ("ExternalName", json!({"app": "web"}), false),
+            ("ClusterIP", json!(null), false),
+        ] {
+            let service = json!({"spec": {"type": kind, "selector": selector}});
+            let service: Service = serde_json::from_value(service).unwrap();
+            assert_eq!(selector_of(&service).is_some(), expected, "{kind}");
+        }
     }
 }

@@ -4,7 +4,8 @@
 //! earliest counts.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
+    hash::{BuildHasher, RandomState},
     sync::Arc,
 };
 
@@ -20,18 +21,25 @@ use crate::pods::condition;
 const ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// The times that the last reconciliation of a Service saw.
-#[derive(Default)]
 struct Seen {
     service: Option<Timestamp>,
-    /// By the pod's name: the last transition of its Ready condition.
-    pods: BTreeMap<String, Timestamp>,
+    /// By the hash of the pod's name, sorted: the last transition of its Ready condition.
+    pods: Box<[(u64, Timestamp)]>,
 }
 
-/// The times seen of all Services.
+impl Seen {
+    fn pod(&self, hash: u64) -> Option<Timestamp> {
+        let found = self.pods.binary_search_by_key(&hash, |(known, _)| *known);
+        found.ok().map(|at| self.pods[at].1)
+    }
+}
+
+/// The times seen of all Services, by hashes of names: the names of all endpoints would take much memory.
 #[derive(Default)]
 pub(crate) struct TriggerTimes {
+    hasher: RandomState,
     /// Guards the times by Service. A Service is reconciled by one worker at a time.
-    seen: Mutex<HashMap<Key, Seen>>,
+    seen: Mutex<HashMap<u64, Seen>>,
 }
 
 impl TriggerTimes {
@@ -43,33 +51,38 @@ impl TriggerTimes {
         pods: &[Arc<Pod>],
     ) -> Option<Timestamp> {
         let created = service.metadata.creation_timestamp.as_ref();
+        let pods = pods.iter().filter_map(|pod| ready_changed(pod));
+        let pods = pods.map(|(name, time)| (self.hasher.hash_one(name), time));
+        let mut pods: Box<[_]> = pods.collect();
+        pods.sort_unstable();
         let now = Seen {
             service: created.map(|time| time.0),
-            pods: pods.iter().filter_map(|pod| ready_changed(pod)).collect(),
+            pods,
         };
+        let key = self.hasher.hash_one(key);
         let mut seen = self.seen.lock();
-        let Some(before) = seen.get(key) else {
+        let Some(before) = seen.get(&key) else {
             let created = now.service;
-            seen.insert(key.clone(), now);
+            seen.insert(key, now);
             return created;
         };
         let pods = now.pods.iter();
-        let pods = pods.filter(|(name, time)| before.pods.get(*name).is_none_or(|old| *time > old));
+        let pods = pods.filter(|(hash, time)| before.pod(*hash).is_none_or(|old| *time > old));
         let service = now.service.filter(|_| now.service > before.service);
         let earliest = pods.map(|(_, time)| *time).chain(service).min();
-        seen.insert(key.clone(), now);
+        seen.insert(key, now);
         earliest
     }
 
     /// Forgets a deleted Service.
     pub(crate) fn forget(&self, key: &Key) {
-        self.seen.lock().remove(key);
+        self.seen.lock().remove(&self.hasher.hash_one(key));
     }
 }
 
-fn ready_changed(pod: &Pod) -> Option<(String, Timestamp)> {
+fn ready_changed(pod: &Pod) -> Option<(&str, Timestamp)> {
     let changed = condition(pod, "Ready")?.last_transition_time.as_ref()?.0;
-    Some((pod.metadata.name.clone()?, changed))
+    Some((pod.metadata.name.as_deref()?, changed))
 }
 
 /// Writes the time into an object's annotations, or removes one of an earlier write.

@@ -25,6 +25,7 @@ use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer
 
 use crate::{
     claim, members, podcontrol,
+    selecting::keys_selecting,
     shared::{REST, Shared},
 };
 use backoff::Backoff;
@@ -61,12 +62,7 @@ pub fn start(shared: &Arc<Shared>) {
         .skips(shared.metrics.job_skips.skips())
         .watches(controller.jobs.cache())
         .owns(controller.pods.cache(), "Job", move |pod| {
-            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-            let matching = jobs.list_in(namespace).into_iter().filter(|job| {
-                let selector = job.spec.as_ref().and_then(|spec| spec.selector.as_ref());
-                Selector::from_label_selector(selector).matches(pod.metadata.labels.as_ref())
-            });
-            matching.map(|job| Key::from_object(&*job)).collect()
+            keys_selecting(&jobs, pod)
         })
         .workers(WORKERS)
         .rest(REST)

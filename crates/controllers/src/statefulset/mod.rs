@@ -20,7 +20,8 @@ use crate::{
     history::{self, History, Newest},
     members, podcontrol,
     pods::is_active,
-    shared::{Shared, controller_of},
+    selecting::keys_selecting,
+    shared::{REST, Shared, controller_of},
 };
 use decide::{Step, View, decide};
 use pod::ordinal;
@@ -56,18 +57,14 @@ pub fn start(shared: &Arc<Shared>) {
         .controller(&controller)
         .watches(controller.sets.cache())
         .owns(controller.pods.cache(), "StatefulSet", move |pod| {
-            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-            let matching = sets.list_in(namespace).into_iter().filter(|set| {
-                let selector = set.spec.as_ref().map(|spec| &spec.selector);
-                Selector::from_label_selector(selector).matches(pod.metadata.labels.as_ref())
-            });
-            matching.map(|set| Key::from_object(&*set)).collect()
+            keys_selecting(&sets, pod)
         })
         .watches_with(controller.claims.cache(), move |event| {
             lookup.sets_of_claim(event)
         })
         .reads(controller.revisions.cache())
         .workers(WORKERS)
+        .rest(REST)
         .start();
 }
 
