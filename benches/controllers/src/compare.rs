@@ -2,20 +2,22 @@
 
 use crate::measure::{Figure, Measure};
 
-/// Prints a line for each figure that both have: the second one's divided by the first one's.
-pub(crate) fn print(first: &Measure, second: &Measure) {
+/// Prints a line for each figure that both have: the second one's divided by the first one's. Each of `first` has some of
+/// the scenarios.
+pub(crate) fn print(first: &[Measure], second: &Measure) {
     println!(
         "{:<40} {:>9} {:>9} {:>6} {:>10} {:>10}",
         "", "seconds", "beside", "times", "CPU s", "beside"
     );
     let others = second.figures();
-    for figure in first.figures() {
+    for figure in first.iter().flat_map(Measure::figures) {
         let Some(other) = others.iter().find(|other| other.what == figure.what) else {
             continue;
         };
         println!("{}", line(&figure, other));
     }
-    let (own, other) = (first.peak(), second.peak());
+    let own = first.iter().map(Measure::peak).max().unwrap_or(0);
+    let other = second.peak();
     let times = other as f64 / own.max(1) as f64;
     println!("memory at most: {own} MB, beside {other} MB, {times:.1} times");
 }

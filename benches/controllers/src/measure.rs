@@ -7,12 +7,20 @@ use parking_lot::Mutex;
 
 /// The timeout of a scenario.
 const PATIENCE: Duration = Duration::from_secs(1800);
+/// How long the processes rest before their idle CPU time is measured, and how long it is measured: nodes renew their
+/// Leases every ten seconds.
+const REST: Duration = Duration::from_secs(5);
+const IDLE: Duration = Duration::from_secs(20);
 const WRITES: [&str; 5] = ["POST", "PUT", "PATCH", "APPLY", "DELETE"];
 
 pub(crate) struct Measure {
     client: kube::Client,
     pids: Vec<u32>,
     settle: Duration,
+    /// Guards the idle CPU time of the processes, in seconds per second.
+    idle: Mutex<f64>,
+    /// Guards the most memory seen, in megabytes: the processes may have ended.
+    most: Mutex<u64>,
     /// Guards the figures so far.
     figures: Mutex<Vec<Figure>>,
 }
@@ -22,7 +30,7 @@ pub(crate) struct Measure {
 pub(crate) struct Figure {
     pub(crate) what: String,
     pub(crate) seconds: f64,
-    /// Seconds of CPU time of the processes.
+    /// Seconds of CPU time of the processes, without what they need when they are idle.
     pub(crate) cpu: f64,
 }
 
@@ -39,8 +47,23 @@ impl Measure {
             client,
             pids,
             settle: Duration::from_secs(settle),
+            idle: Mutex::default(),
+            most: Mutex::default(),
             figures: Mutex::default(),
         }
+    }
+
+    /// Measures the CPU time of the processes while nothing happens but the nodes' heartbeats.
+    pub(crate) async fn idle(&self) {
+        if self.pids.is_empty() {
+            return;
+        }
+        tokio::time::sleep(REST).await;
+        let (at, before) = (Instant::now(), self.cpu());
+        tokio::time::sleep(IDLE).await;
+        let idle = (self.cpu() - before) / at.elapsed().as_secs_f64();
+        *self.idle.lock() = idle;
+        println!("idle: {:.1} % of a core, subtracted below", 100.0 * idle);
     }
 
     /// Begins a step of a scenario.
@@ -59,7 +82,10 @@ impl Measure {
 
     /// The most memory that the processes had, in megabytes.
     pub(crate) fn peak(&self) -> u64 {
-        self.sum("VmHWM:")
+        let now = self.sum("VmHWM:");
+        let mut most = self.most.lock();
+        *most = now.max(*most);
+        *most
     }
 
     /// The sum of a field of `/proc/PID/status` over the processes, in megabytes.
@@ -107,9 +133,10 @@ impl Measure {
             if begun.at.elapsed() > PATIENCE {
                 bail!("{what}: not done after {PATIENCE:?}");
             }
-            tokio::time::sleep(Duration::from_millis(200)).await;
+            tokio::time::sleep(pause(begun.at.elapsed())).await;
         }
-        let (took, cpu) = (begun.at.elapsed().as_secs_f64(), self.cpu() - begun.cpu);
+        let took = begun.at.elapsed().as_secs_f64();
+        let cpu = (self.cpu() - begun.cpu - took * *self.idle.lock()).max(0.0);
         let writes = self.writes().await?.saturating_sub(begun.writes);
         let rate = count as f64 / took;
         let each = writes as f64 / count.max(1) as f64;
@@ -142,6 +169,11 @@ impl Measure {
     }
 }
 
+/// The pause before the next look after this time: looks cost the measured processes CPU time, too.
+fn pause(elapsed: Duration) -> Duration {
+    (elapsed / 25).clamp(Duration::from_millis(100), Duration::from_secs(2))
+}
+
 /// The CPU time in `/proc/PID/stat`, of the process without its children.
 fn cpu_seconds(text: &str) -> f64 {
     // The name of the program, in parentheses, may contain spaces. The fields after it begin with the third.
@@ -163,6 +195,14 @@ fn field(text: &str, name: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_longer_a_step_takes_the_less_often_it_is_looked_at() {
+        for (seconds, milliseconds) in [(0, 100), (10, 400), (60, 2000)] {
+            let pause = pause(Duration::from_secs(seconds));
+            assert_eq!(pause, Duration::from_millis(milliseconds), "{seconds}");
+        }
+    }
 
     #[test]
     fn cpu_time_is_user_and_system_time_whatever_the_program_is_called() {

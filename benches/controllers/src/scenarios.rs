@@ -279,5 +279,14 @@ async fn services(client: &kube::Client, measure: &Measure, count: usize) -> Res
     let done = || async { Ok(true) };
     measure.until(&what, count, begun, done).await?;
     measure.settled_memory(&what).await;
+    // They must not count in the scenarios after this one.
+    remove(client, "bench-services").await?;
+    while !api
+        .list_metadata(&ListParams::default().limit(1))
+        .await?
+        .is_empty()
+    {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
     Ok(())
 }
