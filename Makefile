@@ -33,8 +33,9 @@ REPORT_SKIPPED = code=$$?; if [ -s $(SKIPPED) ]; then echo 'Skipped, because ../
 up: build
 	@if [ "$$(id -u)" -eq 0 ]; then exec $(RELEASE) up; else echo 'A node needs root: sudo $(RELEASE) up'; exec sudo $(RELEASE) up; fi
 
+# The cluster's files are root's.
 demo: build
-	@MAINSTAY=$(abspath $(RELEASE)) scripts/demo
+	@if [ "$$(id -u)" -eq 0 ]; then exec env MAINSTAY=$(abspath $(RELEASE)) scripts/demo; else exec sudo env MAINSTAY=$(abspath $(RELEASE)) scripts/demo; fi
 
 build:
 	@scripts/install-packages run

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use cluster::Options;
 
 use super::{detach::LOG, install::UNIT};
@@ -35,10 +35,21 @@ pub(super) fn run(asked: &Logs) -> Result<()> {
         data_dir: asked.cluster.data_dir.clone(),
         ..Options::default()
     };
-    let path = cluster::settings::data_dir(&options)?.join(LOG);
+    let data_dir = cluster::settings::data_dir(&options)?;
+    let path = data_dir.join(LOG);
     let part = asked.part.as_deref().map(target);
-    if !path.exists() && super::install::is_installed() {
-        return journal(part, asked.follow);
+    if super::install::is_installed() {
+        let (holder, service) = (
+            cluster::lock::holder(&data_dir),
+            super::install::main_process(),
+        );
+        if logs_to_journal(holder, service, path.exists()) {
+            let printed = journal(part, asked.follow);
+            return printed.or_else(|error| {
+                ensure_known(asked.part.as_deref())?;
+                Err(error)
+            });
+        }
     }
     let file = File::open(&path).with_context(|| {
         format!("there is no {}: only `mainstay up --detach` writes it; otherwise the log goes to the output of the process", path.display())
@@ -63,6 +74,15 @@ pub(super) fn run(asked: &Logs) -> Result<()> {
             return Ok(());
         }
         thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// Whether the log of an installed machine is in the journal, and not in the file, which stays after a
+/// process in the background.
+fn logs_to_journal(holder: Option<i32>, service: Option<i32>, has_file: bool) -> bool {
+    match holder {
+        Some(_) => holder == service || !has_file,
+        None => true,
     }
 }
 
@@ -96,7 +116,7 @@ fn ensure_known(part: Option<&str>) -> Result<()> {
     let Some(part) = part.filter(|part| !COMPONENTS.contains(part)) else {
         return Ok(());
     };
-    anyhow::bail!(
+    bail!(
         "unknown component {part:?}; components are {}",
         COMPONENTS.join(", ")
     )
@@ -131,6 +151,20 @@ mod tests {
             error.contains("\"nosuch\"; components are apiserver, "),
             "{error}"
         );
+    }
+
+    #[test]
+    fn an_old_file_does_not_hide_the_log_of_the_service() {
+        for (holder, service, has_file, expected) in [
+            (Some(7), Some(7), true, true),
+            (None, None, true, true),
+            // Started beside the service.
+            (Some(7), Some(8), true, false),
+            (Some(7), None, true, false),
+            (Some(7), None, false, true),
+        ] {
+            assert_eq!(logs_to_journal(holder, service, has_file), expected);
+        }
     }
 
     #[test]

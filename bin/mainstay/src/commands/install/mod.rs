@@ -80,7 +80,7 @@ pub(super) fn install(asked: &Install) -> Result<()> {
     }
     let layout = Layout::LOCAL;
     put_binary(&at(layout.binary))?;
-    link_kubectl(&at(layout.kubectl), &at(layout.binary))?;
+    let has_kubectl = link_kubectl(&asked.root, &layout)?;
     let unit = unit(asked, &at(layout.unit));
     // Flags may name keys.
     let mode = match files::has_no_flags(&unit.text) {
@@ -97,7 +97,10 @@ pub(super) fn install(asked: &Install) -> Result<()> {
         // It may name tokens and keys.
         put(&at(CONFIG), &files::config(), 0o600)?;
     }
-    put_completions(&layout, &asked.root)?;
+    // Those of another kubectl stay.
+    if has_kubectl {
+        put_completions(&layout, &asked.root)?;
+    }
     if asked.root != Path::new("/") || asked.no_start || !Path::new(SYSTEMD).exists() {
         println!(
             "Not started. `systemctl enable --now mainstay` starts it, now and at every boot."
@@ -105,7 +108,7 @@ pub(super) fn install(asked: &Install) -> Result<()> {
         return Ok(());
     }
     systemctl(&["daemon-reload"])?;
-    if is_running() {
+    if main_process().is_some() {
         println!(
             "The service still runs the previous binary: `systemctl restart mainstay` starts this one. Pods keep running."
         );
@@ -128,12 +131,13 @@ fn unit(asked: &Install, path: &Path) -> files::Unit {
     renewed.unwrap_or_else(|| files::unit(Layout::LOCAL.binary, role, &asked.flags))
 }
 
-/// Whether the service is running or starting.
-fn is_running() -> bool {
+/// The process of the service, if it is running or starting.
+pub(super) fn main_process() -> Option<i32> {
     let asked = Command::new("systemctl")
         .args(["show", "--property=MainPID", "--value", UNIT])
         .output();
-    asked.is_ok_and(|answer| !matches!(answer.stdout.trim_ascii(), b"" | b"0"))
+    let answer = String::from_utf8(asked.ok()?.stdout).ok()?;
+    answer.trim().parse().ok().filter(|process| *process != 0)
 }
 
 /// Adds the kubeconfig for the user who installs: the service itself runs as root. A node has no
@@ -177,13 +181,11 @@ pub(super) fn uninstall(asked: &Uninstall) -> Result<()> {
     if asked.root == Path::new("/") && Path::new(SYSTEMD).exists() && is_installed() {
         systemctl(&["disable", "--now", UNIT])?;
     }
-    if fs::read_link(at(layout.kubectl)).is_ok_and(|target| target.ends_with("mainstay")) {
-        remove(&at(layout.kubectl))?;
+    if is_own_link(&at(layout.kubectl)) {
+        let files = [layout.kubectl].into_iter().chain(layout.completions);
+        files.map(at).try_for_each(|file| remove(&file))?;
     }
-    for path in [layout.unit, layout.binary, files::TOKENS]
-        .iter()
-        .chain(&layout.completions)
-    {
+    for path in [layout.unit, layout.binary, files::TOKENS] {
         remove(&at(path))?;
     }
     println!(
@@ -210,20 +212,38 @@ fn put_binary(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Another kubectl is left alone.
-fn link_kubectl(link: &Path, binary: &Path) -> Result<()> {
-    match fs::read_link(link) {
-        Ok(target) if target.ends_with("mainstay") => return Ok(()),
-        _ if link.symlink_metadata().is_ok() => {
-            println!("kept       {}, which is another kubectl", link.display());
-            return Ok(());
-        }
-        _ => {}
+/// Links kubectl, and returns whether it is ours. Another kubectl is left alone, also one that the
+/// link would only precede on the PATH.
+fn link_kubectl(root: &Path, layout: &Layout) -> Result<bool> {
+    let link = root.join(layout.kubectl);
+    if is_own_link(&link) {
+        return Ok(true);
     }
-    let target = binary.file_name().unwrap_or_default();
-    symlink(target, link).with_context(|| format!("cannot make {}", link.display()))?;
+    if let Some(other) = other_kubectl(root) {
+        println!("kept       {}, which is another kubectl", other.display());
+        return Ok(false);
+    }
+    let target = Path::new(layout.binary).file_name().unwrap_or_default();
+    symlink(target, &link).with_context(|| format!("cannot make {}", link.display()))?;
     println!("installed  {}", link.display());
-    Ok(())
+    Ok(true)
+}
+
+/// Whether this is a link to Mainstay.
+fn is_own_link(path: &Path) -> bool {
+    fs::read_link(path).is_ok_and(|target| target.ends_with("mainstay"))
+}
+
+/// A kubectl where users' shells find programs.
+fn other_kubectl(root: &Path) -> Option<PathBuf> {
+    let usual = ["usr/local/bin", "usr/bin", "bin", "snap/bin"];
+    let mut places: Vec<PathBuf> = usual.iter().map(|place| root.join(place)).collect();
+    if root == Path::new("/") {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        places.extend(std::env::split_paths(&path));
+    }
+    let mut candidates = places.into_iter().map(|place| place.join("kubectl"));
+    candidates.find(|file| file.symlink_metadata().is_ok() && !is_own_link(file))
 }
 
 fn put(path: &Path, text: &str, mode: u32) -> Result<()> {
@@ -341,17 +361,26 @@ mod tests {
     }
 
     #[test]
-    fn another_kubectl_is_left_alone() {
-        let root = tempfile::tempdir().unwrap();
-        let kubectl = root.path().join(LAYOUT.kubectl);
-        make_parent(&kubectl).unwrap();
-        fs::write(&kubectl, "theirs").unwrap();
-        install(&asked(root.path())).unwrap();
-        uninstall(&Uninstall {
-            root: root.path().to_owned(),
-        })
-        .unwrap();
-        assert_eq!(fs::read_to_string(&kubectl).unwrap(), "theirs");
+    fn another_kubectl_and_its_completions_are_left_alone() {
+        for place in [LAYOUT.kubectl, "usr/bin/kubectl", "snap/bin/kubectl"] {
+            let root = tempfile::tempdir().unwrap();
+            let completion = root.path().join(LAYOUT.completions[0]);
+            let theirs = [root.path().join(place), completion];
+            for file in &theirs {
+                make_parent(file).unwrap();
+                fs::write(file, "theirs").unwrap();
+            }
+            install(&asked(root.path())).unwrap();
+            let link = root.path().join(LAYOUT.kubectl);
+            assert!(!is_own_link(&link), "{place} is preceded on the PATH");
+            uninstall(&Uninstall {
+                root: root.path().to_owned(),
+            })
+            .unwrap();
+            for file in &theirs {
+                assert_eq!(fs::read_to_string(file).unwrap(), "theirs", "{place}");
+            }
+        }
     }
 
     #[test]
