@@ -119,18 +119,47 @@ pub(crate) async fn missing(
 /// Creates or repairs the link of a pod, so that both sides are as described.
 pub(crate) async fn connect(host: &Netlink, namespace: &Path, link: &PodLink<'_>) -> Result<()> {
     let inside = Netlink::at(namespace).await?;
-    raise_loopback(&inside).await?;
-    let index = match (
+    let (index, raised) = tokio::join!(
+        ensure_pair(host, &inside, namespace, link),
+        raise_loopback(&inside)
+    );
+    raised?;
+    let index = index?;
+    // Both sides beside each other: each step is a request to the kernel that waits for its answer.
+    let (led, furnished) = tokio::join!(
+        lead_from_host(host, index, link),
+        furnish_pod(&inside, namespace, link)
+    );
+    led?;
+    furnished?;
+    carries(host, link.host_link).await
+}
+
+/// The index of the host's side of the pair, which is made unless it is whole.
+async fn ensure_pair(
+    host: &Netlink,
+    inside: &Netlink,
+    namespace: &Path,
+    link: &PodLink<'_>,
+) -> Result<u32> {
+    // Nearly always there is neither side yet.
+    let first = create_pair(host, namespace, link).await;
+    let Err(error) = first else { return first };
+    match (
         index_of(host, link.host_link).await?,
-        index_of(&inside, POD_LINK).await?,
+        index_of(inside, POD_LINK).await?,
     ) {
-        (Some(index), Some(_)) => index,
+        (Some(index), Some(_)) => Ok(index),
         (Some(half), None) => {
             delete_index(host, half).await?;
-            create_pair(host, namespace, link).await?
+            create_pair(host, namespace, link).await
         }
-        (None, _) => create_pair(host, namespace, link).await?,
-    };
+        (None, _) => Err(error),
+    }
+}
+
+/// Sets the host's side up, with the routes to the pod.
+async fn lead_from_host(host: &Netlink, index: u32, link: &PodLink<'_>) -> Result<()> {
     // Makes node ports and host ports reachable at 127.0.0.1; the table drops packets from pods to
     // the node's loopback.
     sysctl::set_for_link("ipv4", link.host_link, "route_localnet", "1");
@@ -143,11 +172,10 @@ pub(crate) async fn connect(host: &Netlink, namespace: &Path, link: &PodLink<'_>
         sysctl::set_for_link("ipv6", link.host_link, "forwarding", "1");
     }
     set_up(host, index).await?;
-    furnish_pod(&inside, namespace, link).await?;
     for address in link.addresses {
         lead_to_pod(host, index, *address, link).await?;
     }
-    carries(host, link.host_link).await
+    Ok(())
 }
 
 /// Waits until a link whose peer just came up has a carrier. The kernel sets it in the background
