@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::{
     Controller, Key, Queue, QueueMetrics,
-    runner::{self, follow},
+    runner::{self, Reconciler, follow},
 };
 
 /// An informer that a controller reads, of any kind.
@@ -89,10 +89,10 @@ type Follow = Box<dyn FnOnce(&Context, &Queue<Key>) + Send>;
 
 /// Configures a controller; [`Builder::start`] starts it.
 #[must_use = "nothing runs before start"]
-pub struct Builder<C> {
+pub struct Builder {
     context: Context,
     startup: Startup,
-    controller: Arc<C>,
+    controller: Arc<dyn Reconciler>,
     queue: Queue<Key>,
     workers: usize,
     caches: Vec<Arc<dyn Cache>>,
@@ -101,9 +101,9 @@ pub struct Builder<C> {
     skipped: Option<Skipped>,
 }
 
-impl<C: Controller> Builder<C> {
+impl Builder {
     /// A controller with one worker and no watches.
-    pub fn new(context: &Context, startup: &Startup, controller: Arc<C>) -> Self {
+    pub fn new(context: &Context, startup: &Startup, controller: Arc<impl Controller>) -> Self {
         Self {
             context: context.clone(),
             startup: startup.clone(),

@@ -5,7 +5,7 @@
 use std::{fmt, future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use client::{Event, Informer, informer::Object};
-use futures::FutureExt;
+use futures::{FutureExt, future::BoxFuture};
 use kube::Resource;
 use lifecycle::Context;
 use tracing::{Instrument, debug, info_span, warn};
@@ -73,13 +73,32 @@ pub trait Controller: Send + Sync + 'static {
     fn reconcile(&self, key: &Key) -> impl Future<Output = Result<Action, Error>> + Send;
 }
 
+/// A controller of any type: what runs controllers is compiled once instead of for each of them.
+pub(crate) trait Reconciler: Send + Sync + 'static {
+    /// See [`Controller::name`].
+    fn name(&self) -> &'static str;
+
+    /// See [`Controller::reconcile`].
+    fn reconcile<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Action, Error>>;
+}
+
+impl<C: Controller> Reconciler for C {
+    fn name(&self) -> &'static str {
+        Controller::name(self)
+    }
+
+    fn reconcile<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Action, Error>> {
+        Box::pin(Controller::reconcile(self, key))
+    }
+}
+
 /// How long a key waits while an informer lacks an earlier write.
 const BEHIND: Duration = Duration::from_secs(1);
 
 /// Processes one key. A panic counts as a failure of this key only. While one of `caches` is known
 /// to be too old, nothing is decided: the key waits.
-pub(crate) async fn work<C: Controller>(
-    controller: &C,
+pub(crate) async fn work(
+    controller: &dyn Reconciler,
     queue: &Queue<Key>,
     caches: &[Arc<dyn Cache>],
     skipped: Option<&Skipped>,
