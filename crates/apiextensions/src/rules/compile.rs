@@ -27,6 +27,8 @@ pub(super) struct Rule {
     pub(super) rule: String,
     pub(super) message: String,
     pub(super) message_expression: Option<Result<Compiled, String>>,
+    /// The text of the message expression.
+    pub(super) message_text: String,
     pub(super) reason: Option<String>,
     /// The relative path of the invalid field.
     pub(super) field_path: Option<String>,
@@ -122,6 +124,7 @@ impl Rule {
                 let noun = "messageExpression";
                 expression(text, Type::String, "messageExpression ", noun)
             }),
+            message_text: text("messageExpression").to_owned(),
             rule: text("rule").trim().to_owned(),
             message: text("message").trim().to_owned(),
             reason: given("reason").map(str::to_owned),

@@ -199,8 +199,16 @@ impl Run<'_> {
             None | Some(true) => return Ok(()),
             Some(false) => {}
         }
+        let is_ratcheted = !compiled.uses_old_self && correlation.is_unchanged();
+        let at = field_path(path, rule.field_path.as_deref());
         let detail = match &rule.message_expression {
-            Some(Ok(message)) => self.message(message, &variables, path, kind)?,
+            Some(Ok(message)) => match self.message(message, &rule.message_text, &variables) {
+                Ok(detail) => detail,
+                Err(why) => {
+                    self.add(Error::invalid(&at.as_path(), kind, why), is_ratcheted);
+                    return Err(Exhausted);
+                }
+            },
             _ => None,
         };
         let detail = detail.unwrap_or_else(|| match rule.message.is_empty() {
@@ -215,16 +223,20 @@ impl Run<'_> {
                 Some("FieldValueDuplicate") => ErrorKind::Duplicate,
                 _ => ErrorKind::Invalid,
             },
-            path: field_path(path, rule.field_path.as_deref()),
+            path: at,
             value: shown,
             detail,
         };
-        match !compiled.uses_old_self && correlation.is_unchanged() {
+        self.add(error, is_ratcheted);
+        Ok(())
+    }
+
+    fn add(&mut self, error: Error, is_ratcheted: bool) {
+        match is_ratcheted {
             true if self.ratcheted.len() >= MAX_ERRORS => {}
             true => self.ratcheted.push(error),
             false => self.errors.push(error),
         }
-        Ok(())
     }
 
     /// Whether the rule holds; `None` if evaluation failed, which is an error itself.
@@ -281,22 +293,26 @@ impl Run<'_> {
         self.errors.push(Error::invalid(path, kind, detail));
     }
 
-    /// The result of a message expression; `None` if it is unusable.
+    /// The result of a message expression, `None` if it is unusable; or why no further rules can be evaluated.
     fn message(
         &mut self,
         message: &Compiled,
+        text: &str,
         variables: &[Cel<'_>; 2],
-        path: &Path,
-        kind: &str,
-    ) -> Result<Option<String>, Exhausted> {
+    ) -> Result<Option<String>, String> {
         let evaluation = message.program.evaluate(variables, PER_CALL_LIMIT);
         let Some(rest) = self.budget.checked_sub(evaluation.cost) else {
-            let detail = "messageExpression evaluation failed due to running out of cost budget, no further validation rules will be run";
-            self.errors.push(Error::invalid(path, kind, detail));
-            return Err(Exhausted);
+            let why = "messageExpression evaluation failed due to running out of cost budget, no further validation rules will be run";
+            return Err(why.to_owned());
         };
         self.budget = rest;
         Ok(match evaluation.result {
+            Err(failure) if failure.fatal => {
+                let text = machinery::text::quote(text);
+                return Err(format!(
+                    "no further validation rules will be run due to call cost exceeds limit for messageExpression: {text}"
+                ));
+            }
             Ok(Cel::String(text)) => Some(text.trim().to_owned()).filter(|text| {
                 !text.is_empty() && text.len() <= LONGEST_MESSAGE && !text.contains('\n')
             }),
