@@ -4,8 +4,9 @@
 
 use std::{process::Stdio, thread, time::Duration};
 
+use e2e::container_ids;
 use serde_json::Value;
-use testkit::{Etcd, Lan, Machine, Ran, Server};
+use testkit::{Agent, Etcd, Lan, Machine, Ran, Server, eventually};
 
 fn version(server: &Server, name: &str) -> u64 {
     let path = "jsonpath={.metadata.resourceVersion}";
@@ -42,6 +43,24 @@ fn migrate(server: &Server, direction: &str, flags: &[String]) -> Ran {
     server.mainstay(&words)
 }
 
+/// Runs a pod, which shows that the node follows the server; returns it.
+fn run_pod(server: &Server, name: &str) -> Value {
+    let image = "--image=mainstay.local/hello";
+    server.kubectl(&["run", name, image]).success();
+    ready_pod(server, name)
+}
+
+fn ready_pod(server: &Server, name: &str) -> Value {
+    eventually(&format!("the pod {name}"), || {
+        let ran = server.kubectl(&["get", "pod", name, "-o", "json"]);
+        let pod: Value = serde_json::from_str(&ran.stdout).map_err(|_| ran.stderr)?;
+        match e2e::is_ready(&pod) {
+            true => Ok(pod),
+            false => Err(pod["status"].to_string()),
+        }
+    })
+}
+
 fn refused(ran: Ran, why: &str) {
     assert!(!ran.ok && ran.stderr.contains(why), "{ran:?}");
 }
@@ -61,6 +80,12 @@ fn a_cluster_moves_to_etcd_and_back_with_its_revisions() {
     let mut other = Server::stopped(two, "s1", &with_etcd);
 
     server.start();
+    let line = server.mainstay(&["token", "create"]).success();
+    let words = line.trim().strip_prefix("mainstay agent ").expect("flags");
+    let join: Vec<String> = words.split(' ').map(str::to_owned).collect();
+    let mut node = Agent::on_lan(&lan, 0, 9, "node");
+    node.start(&join);
+    let pod = run_pod(&server, "first");
     create(&server, "before");
     let before = version(&server, "before");
     let seen = newest(&server);
@@ -84,6 +109,8 @@ fn a_cluster_moves_to_etcd_and_back_with_its_revisions() {
     create(&server, "in-etcd");
     let in_etcd = version(&server, "in-etcd");
     assert!(in_etcd > seen);
+    // Nodes that have seen the revisions of the embedded store follow.
+    run_pod(&server, "second");
     let token = server.mainstay(&["token", "server"]).success();
     other.set_flag("--server-token", token.trim());
     other.start();
@@ -103,6 +130,10 @@ fn a_cluster_moves_to_etcd_and_back_with_its_revisions() {
     assert_eq!(version(&server, "in-etcd"), in_etcd);
     create(&server, "after");
     assert!(version(&server, "after") > seen);
+    run_pod(&server, "third");
+    let still = ready_pod(&server, "first");
+    assert_eq!(still["metadata"]["uid"], pod["metadata"]["uid"]);
+    assert_eq!(container_ids(&still), container_ids(&pod));
     let reported = watch_from(&server, in_etcd);
     assert!(
         reported.contains("410") || reported.contains("too old"),

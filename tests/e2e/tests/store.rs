@@ -2,7 +2,8 @@
 
 use std::process::{Child, Stdio};
 
-use testkit::{Cluster, eventually};
+use e2e::container_ids;
+use testkit::{Agent, Cluster, Lan, eventually};
 
 fn revision(cluster: &Cluster, name: &str) -> u64 {
     let object = cluster.get(&["configmap", name]);
@@ -108,6 +109,68 @@ fn a_backup_on_an_empty_machine_is_the_same_cluster() {
         who.contains("system:serviceaccount:default:default"),
         "{who}"
     );
+}
+
+/// A pod of the agent, made now: its kubelet follows the server.
+fn run_on_agent(cluster: &Cluster, name: &str) -> serde_json::Value {
+    let overrides = r#"--overrides={"spec": {"nodeName": "two"}}"#;
+    let image = "--image=mainstay.local/hello";
+    let label = format!("--labels=app={name}");
+    cluster
+        .kubectl(&["run", name, image, &label, overrides])
+        .success();
+    let pods = e2e::ready_pods(cluster, &format!("app={name}"), 1);
+    pods[0].clone()
+}
+
+#[test]
+fn a_restored_server_keeps_its_ranges_and_its_nodes_follow_it() {
+    let lan = Lan::new();
+    let mut cluster = Cluster::on_lan(&lan, &["--service-cidr", "10.60.0.0/16"]);
+    let mut two = Agent::on_lan(&lan, 0, 3, "two");
+    two.start(&cluster.join_flags());
+    cluster.ready_nodes(2);
+    let before = run_on_agent(&cluster, "before");
+    let file = cluster.machine().dir().join("backup");
+    let file = file.display().to_string();
+    cluster.mainstay(&["backup", &file]).success();
+    cluster.kill();
+    let address = lan.address(0, 2);
+    let up = ["up", "--node-name", "one", "--node-ip", &address];
+    let refuses_other_ranges = |cluster: &Cluster, more: &[&str]| {
+        let refused = cluster.mainstay(&[&up[..], more].concat());
+        let expected = "start with --service-cidr 10.60.0.0/16";
+        assert!(
+            !refused.ok && refused.stderr.contains(expected),
+            "{refused:?}"
+        );
+    };
+    refuses_other_ranges(&cluster, &["--service-cidr", "10.61.0.0/16"]);
+
+    // As on an empty machine with the name and address of the lost one.
+    cluster.reset().success();
+    cluster.mainstay(&["restore", &file]).success();
+    refuses_other_ranges(&cluster, &[]);
+    cluster.start();
+    cluster.ready_nodes(2);
+    let after = run_on_agent(&cluster, "after");
+    let still = &e2e::ready_pods(&cluster, "app=before", 1)[0];
+    assert_eq!(still["metadata"]["uid"], before["metadata"]["uid"]);
+    assert_eq!(container_ids(still), container_ids(&before));
+    cluster.kubectl(&["logs", &e2e::name(&after)]).success();
+
+    // A node's directory is no server's, and the reverse.
+    two.stop();
+    let data = two.data_dir().display().to_string();
+    let binary = std::env::var("MAINSTAY_BIN").expect("MAINSTAY_BIN is set");
+    let up = ["up", "--data-dir", &data];
+    let refused = two.machine().run(&binary, &up).stderr;
+    let expected = "has joined a cluster as node \"two\"";
+    assert!(refused.contains(expected), "{refused}");
+    cluster.stop();
+    let refused = cluster.mainstay(&["agent", "--server", "https://one:6443"]);
+    let expected = "is a server of a cluster";
+    assert!(refused.stderr.contains(expected), "{refused:?}");
 }
 
 /// Debian's etcd on the machine's loopback, killed when dropped.
