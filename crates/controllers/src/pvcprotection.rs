@@ -21,6 +21,8 @@ use crate::shared::{CLAIM, Shared, claimed_key, claims_of, controller_of};
 pub const NAME: &str = "pvc-protection";
 const ACCOUNT: &str = "pvc-protection-controller";
 const FINALIZER: &str = "kubernetes.io/pvc-protection";
+/// How many pods are read at a time.
+const PAGE: u32 = 500;
 
 struct Protection {
     client: kube::Client,
@@ -127,6 +129,8 @@ fn uses(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
 struct LivePods<'a> {
     client: &'a kube::Client,
     namespace: &'a str,
+    /// The claims that matter.
+    claims: &'a BTreeSet<String>,
     /// By the names of their claims.
     by_claim: Option<HashMap<String, Vec<Arc<Pod>>>>,
 }
@@ -134,18 +138,31 @@ struct LivePods<'a> {
 impl LivePods<'_> {
     async fn with_claim(&mut self, claim: &str) -> Result<&[Arc<Pod>], Error> {
         if self.by_claim.is_none() {
-            let api: Api<Pod> = Api::namespaced(self.client.clone(), self.namespace);
-            let mut by_claim: HashMap<String, Vec<Arc<Pod>>> = HashMap::new();
-            for pod in api.list(&ListParams::default()).await? {
-                let pod = Arc::new(pod);
-                for claim in claims_of(&pod) {
-                    by_claim.entry(claim).or_default().push(pod.clone());
-                }
-            }
-            self.by_claim = Some(by_claim);
+            self.by_claim = Some(self.read().await?);
         }
         let found = self.by_claim.as_ref().and_then(|pods| pods.get(claim));
         Ok(found.map_or(&[], Vec::as_slice))
+    }
+
+    async fn read(&self) -> Result<HashMap<String, Vec<Arc<Pod>>>, Error> {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), self.namespace);
+        let mut by_claim: HashMap<String, Vec<Arc<Pod>>> = HashMap::new();
+        let mut params = ListParams::default().limit(PAGE);
+        loop {
+            let page = api.list(&params).await?;
+            for pod in page.items {
+                let used = claims_of(&pod).into_iter();
+                let used: Vec<String> = used.filter(|name| self.claims.contains(name)).collect();
+                let pod = Arc::new(pod);
+                for claim in used {
+                    by_claim.entry(claim).or_default().push(pod.clone());
+                }
+            }
+            match page.metadata.continue_.filter(|next| !next.is_empty()) {
+                Some(next) => params = params.continue_token(&next),
+                None => return Ok(by_claim),
+            }
+        }
     }
 }
 
@@ -192,13 +209,14 @@ impl Controller for Protection {
         let mut live = LivePods {
             client: &self.client,
             namespace,
+            claims: &names,
             by_claim: None,
         };
         let mut results = Vec::new();
-        for name in names {
-            let protected = self.protect(namespace, &name, &mut live).await;
+        for name in &names {
+            let protected = self.protect(namespace, name, &mut live).await;
             if protected.is_err() {
-                self.due.add(namespace, [name]);
+                self.due.add(namespace, [name.clone()]);
             }
             results.push(protected);
         }

@@ -278,6 +278,40 @@ async fn a_recycled_volume_is_emptied_by_a_pod_and_available_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_recycler_that_has_not_started_goes_when_its_volume_is_to_be_retained() {
+    let world = World::new().await;
+    account_is_there(&world, "default").await;
+    let volume = json!({"metadata": {"name": "pv"}, "spec": {
+        "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+        "persistentVolumeReclaimPolicy": "Recycle", "hostPath": {"path": "/data"}}});
+    create::<PersistentVolume>(&world, volume).await;
+    world
+        .create::<PersistentVolumeClaim>("default", claim("data", ""))
+        .await;
+    volume_is(&world, "pv", Some("Bound")).await;
+    let claims: Api<PersistentVolumeClaim> = world.api("default");
+    let delete = DeleteParams::default();
+    claims.delete("data", &delete).await.unwrap();
+    let pods: Api<Pod> = world.api("default");
+    let is_there = || async {
+        pods.get_opt("recycler-for-pv")
+            .await
+            .map(|pod| pod.is_some())
+    };
+    world.until("the recycler", is_there).await;
+    let retain = json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}});
+    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
+    volumes
+        .patch("pv", &PatchParams::default(), &Patch::Merge(&retain))
+        .await
+        .unwrap();
+    let is_gone = || async { is_there().await.map(|is_there| !is_there) };
+    world.until("no recycler", is_gone).await;
+    volume_is(&world, "pv", Some("Released")).await;
+    world.stop.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deleted_host_path_volume_takes_its_directory_with_it() {
     let world = World::new().await;
     let home = tempfile::tempdir().unwrap();

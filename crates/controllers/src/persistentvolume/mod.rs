@@ -286,7 +286,11 @@ impl Controller for Binder {
     async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
         let mut is_confirmed = false;
         for _ in 0..WRITES {
-            match self.decide(key, is_confirmed) {
+            let decision = self.decide(key, is_confirmed);
+            if key.namespace.is_empty() && matches!(decision, Decision::Rest(_)) {
+                self.stop_recycler(key).await?;
+            }
+            match decision {
                 Decision::Write(change, event) => {
                     self.write(change).await?;
                     self.record(event.map(|event| *event));

@@ -2,19 +2,21 @@
 //! Delete for hostPath volumes. Before data is destroyed, the volume and its claim are read from the
 //! API server, since the cache can be older.
 
-use std::{io, path::Path, time::Duration};
+use std::{io, path::Path, sync::Arc, time::Duration};
 
 use futures::TryStreamExt as _;
 use k8s_openapi::api::core::v1::{self, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::{Api, Resource as _, api::WatchParams, core::WatchEvent};
 use reconcile::{
-    Action, Error, Kind,
+    Action, Error, Key, Kind,
     storage::{claim_ref, uid, volume_name},
 };
 
+use crate::pods::is_active;
+
 use super::{
     Binder, RESYNC,
-    decision::Decision,
+    decision::{ClusterView as _, Decision},
     recycle::{self, Attempt, NAMESPACE, Step},
     volume,
 };
@@ -88,6 +90,22 @@ impl Binder {
                 let why = format!("unexpected error creating recycler pod:  {error}");
                 self.recycle_failed(volume, name.to_owned(), &why).await
             }
+        }
+    }
+
+    /// Deletes the pod that would empty a volume whose policy was changed before the pod could start.
+    pub(super) async fn stop_recycler(&self, volume: &Key) -> Result<(), Error> {
+        let Some(volume) = self.volume(&volume.name) else {
+            return Ok(());
+        };
+        let pod = self
+            .pods
+            .cache()
+            .get(NAMESPACE, &recycle::pod_name(&volume));
+        let is_due = |pod: &Arc<Pod>| is_active(pod) && recycle::is_recycler(pod);
+        match pod.filter(is_due) {
+            Some(pod) if volume::is_kept(&volume) => self.pods.delete(&pod).await,
+            _ => Ok(()),
         }
     }
 

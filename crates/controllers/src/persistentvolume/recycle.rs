@@ -17,6 +17,7 @@ use crate::pods::{ended_with, is_deleting, phase, removing_container};
 /// The namespace of the pods.
 pub(super) const NAMESPACE: &str = "default";
 const PREFIX: &str = "recycler-for-";
+const CONTAINER: &str = "pv-recycler";
 /// The delay after a failed attempt.
 const RETRY: Duration = Duration::from_secs(15);
 
@@ -31,6 +32,12 @@ pub(super) fn volume_of(pod: &Pod) -> Option<&str> {
     let is_there = pod.metadata.namespace.as_deref() == Some(NAMESPACE);
     let name = pod.metadata.name.as_deref().filter(|_| is_there)?;
     name.strip_prefix(PREFIX)
+}
+
+/// Whether a pod of such a name is one that empties a volume.
+pub(super) fn is_recycler(pod: &Pod) -> bool {
+    let mut containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    containers.any(|container| container.name == CONTAINER)
 }
 
 /// Whether volumes of this source can be recycled.
@@ -74,7 +81,7 @@ fn pod(volume: &PersistentVolume) -> Option<Pod> {
             "affinity": affinity,
             "automountServiceAccountToken": false,
             "enableServiceLinks": false,
-            "containers": [removing_container("pv-recycler", &["empty-volume", "/scrub"], "vol", "/scrub")],
+            "containers": [removing_container(CONTAINER, &["empty-volume", "/scrub"], "vol", "/scrub")],
             "volumes": [source],
         },
     });

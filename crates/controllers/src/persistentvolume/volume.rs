@@ -86,6 +86,11 @@ fn is_released(volume: &PersistentVolume) -> bool {
     matches!(phase_of(volume), Some("Released" | "Failed"))
 }
 
+/// Whether a volume is released and not to be recycled.
+pub(super) fn is_kept(volume: &PersistentVolume) -> bool {
+    is_released(volume) && policy(volume) != "Recycle"
+}
+
 /// The volume in this phase; `None` if it is already.
 pub(super) fn with_phase(
     volume: &PersistentVolume,
