@@ -49,7 +49,7 @@ impl Fresh {
     }
 
     async fn is_ready(&self) -> bool {
-        let Ok(client) = client::from_kubeconfig(&self.kubeconfig()) else {
+        let Ok(client) = client::from_kubeconfig(self.kubeconfig()) else {
             return false;
         };
         let Ok(request) = http::Request::get("/readyz").body(Vec::new()) else {
