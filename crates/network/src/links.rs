@@ -125,9 +125,11 @@ pub(crate) async fn connect(host: &Netlink, namespace: &Path, link: &PodLink<'_>
     );
     raised?;
     let index = index?;
-    // Both sides beside each other: each step is a request to the kernel that waits for its answer.
+    // Before the pod's side: the one that is up first gets its carrier in the background, and that is waited for below.
+    raise_host(host, index, link).await?;
+    // The rest beside each other: each step is a request to the kernel that waits for its answer.
     let (led, furnished) = tokio::join!(
-        lead_from_host(host, index, link),
+        lead_to_addresses(host, index, link),
         furnish_pod(&inside, namespace, link)
     );
     led?;
@@ -158,8 +160,8 @@ async fn ensure_pair(
     }
 }
 
-/// Sets the host's side up, with the routes to the pod.
-async fn lead_from_host(host: &Netlink, index: u32, link: &PodLink<'_>) -> Result<()> {
+/// Sets the host's side up.
+async fn raise_host(host: &Netlink, index: u32, link: &PodLink<'_>) -> Result<()> {
     // Makes node ports and host ports reachable at 127.0.0.1; the table drops packets from pods to
     // the node's loopback.
     sysctl::set_for_link("ipv4", link.host_link, "route_localnet", "1");
@@ -171,7 +173,10 @@ async fn lead_from_host(host: &Netlink, index: u32, link: &PodLink<'_>) -> Resul
         sysctl::set_for_link("ipv6", link.host_link, "accept_ra", "0");
         sysctl::set_for_link("ipv6", link.host_link, "forwarding", "1");
     }
-    set_up(host, index).await?;
+    set_up(host, index).await
+}
+
+async fn lead_to_addresses(host: &Netlink, index: u32, link: &PodLink<'_>) -> Result<()> {
     for address in link.addresses {
         lead_to_pod(host, index, *address, link).await?;
     }
