@@ -1,6 +1,6 @@
 //! Loop devices for image files, as long as they are mounted: the kernel frees the device with the
-//! last user, also after a crash. A file has one device: the file system of an unmounted volume may still be mounted
-//! elsewhere, in the mount namespace of a container that has the node's directories, and two of them would destroy it.
+//! last user, also after a crash. A file has one device: the file system of an unmounted volume lives on while a
+//! container that has the node's directories has a file of it open, and a second one would destroy it.
 
 use std::{
     ffi::c_void,
