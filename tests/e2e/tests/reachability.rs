@@ -18,7 +18,9 @@ spec:
     metadata: {labels: {app: web}}
     spec:
       terminationGracePeriodSeconds: 1
-      containers: [{name: web, image: mainstay.local/hello}]
+      containers:
+      - {name: web, image: mainstay.local/hello}
+      - {name: udp, image: mainstay.local/hello, args: [echo, udp, "7007"]}
 ---
 apiVersion: v1
 kind: Service
@@ -27,7 +29,9 @@ spec:
   type: NodePort
   ipFamilyPolicy: RequireDualStack
   selector: {app: web}
-  ports: [{port: 80, targetPort: 8080, nodePort: 30080}]
+  ports:
+  - {name: http, port: 80, targetPort: 8080, nodePort: 30080}
+  - {name: udp, protocol: UDP, port: 7, targetPort: 7007, nodePort: 30007}
 "#;
 
 /// Texts of a list: the items themselves, or one of their fields.
@@ -111,6 +115,48 @@ impl Targets {
             let mut pods = self.pods.iter();
             let is_known = pods.any(|(pod, _)| answer.contains(pod.as_str()));
             assert!(is_known, "{client}: {url}: {answer}");
+        }
+    }
+
+    /// Echoes over UDP between all pods and machines: by the addresses of pods, of the Service and node ports.
+    fn echo(&self, site: &DualStack) {
+        let host = |url: &String| {
+            let url = url.trim_start_matches("http://").trim_end_matches('/');
+            let (host, _) = url.rsplit_once(':').expect("a port");
+            host.trim_matches(['[', ']']).to_owned()
+        };
+        let with_port = |urls: &[String], port: u16| -> Vec<(String, u16)> {
+            urls.iter().map(|url| (host(url), port)).collect()
+        };
+        let mut targets = with_port(&self.services, 7);
+        targets.extend(with_port(&self.node_ports, 30007));
+        for (_, urls) in &self.pods {
+            targets.extend(with_port(urls, 7007));
+        }
+        // The shell's own datagrams, of which it reads one byte; several from different ports, so that the Service
+        // chooses both endpoints.
+        let script: String = targets
+            .iter()
+            .map(|(ip, port)| {
+                format!(
+                    "for n in 1 2 3 4; do exec 3<>/dev/udp/{ip}/{port}; echo $n >&3; read -t 5 -n 1 x <&3 && [ $x = $n ] \
+                     || {{ echo \"{ip} {port}: $x\"; exit 1; }}; exec 3>&-; done\n"
+                )
+            })
+            .collect();
+        for machine in [site.cluster.machine(), site.two.machine()] {
+            let of_pod = format!(
+                "exec nsenter --net=$(ls -d /run/mainstay/*/s/*/net | head -1) bash -c '{script}'"
+            );
+            for script in [&script, &of_pod] {
+                eventually(&format!("UDP from {}", machine.address()), || {
+                    let ran = machine.run("bash", &["-c", script]);
+                    match ran.ok {
+                        true => Ok(()),
+                        false => Err(format!("{}{}", ran.stdout, ran.stderr)),
+                    }
+                });
+            }
         }
     }
 
@@ -201,6 +247,7 @@ fn neighbours_reach_everything_in_both_families() {
     let is_v4 = |url: &&String| !url.contains('[');
     let outside: Vec<String> = targets.node_ports.iter().filter(is_v4).cloned().collect();
     targets.check(&site, &outside);
+    targets.echo(&site);
     site.reset();
 }
 
@@ -210,6 +257,7 @@ fn machines_with_a_router_between_them_reach_everything_in_both_families() {
     let targets = Targets::new(&site.cluster);
     assert!(has_overlay(&site));
     targets.check(&site, &targets.node_ports);
+    targets.echo(&site);
     removed_rules_come_back(&site);
     targets.check(&site, &targets.node_ports);
     site.reset();

@@ -63,6 +63,7 @@ fn a_server_and_a_member_of_three_may_die_and_no_write_is_lost() {
     let token = site.start_first();
     others_join_with_the_token_only(&mut site, &token);
     site.complete();
+    names_of_all_servers_are_recorded(&site);
     site.deploy("before");
     // Servers are no nodes.
     let nodes = site.get(&["nodes"]);
@@ -87,6 +88,28 @@ fn others_join_with_the_token_only(site: &mut Site, token: &str) {
     assert!(!refused.contains(&wrong), "{refused}");
     site.start_others(token);
     the_keys_are_in_etcd_and_not_in_the_api(site, token);
+}
+
+/// No node gets a certificate for them, whichever server approves it, and also while one is stopped.
+fn names_of_all_servers_are_recorded(site: &Site) {
+    eventually("the names of all servers", || {
+        let map = site.get(&["configmap", "mainstay-servers", "-n", "kube-system"]);
+        let entries = map["data"].as_object().cloned().unwrap_or_default();
+        let names: Vec<String> = entries.values().map(ToString::to_string).collect();
+        let is_known = |(number, server): (usize, &Server)| {
+            let (name, address) = (format!("s{number}"), server.machine().address());
+            let mut entries = names.iter();
+            entries.any(|names| {
+                let mut words = names.trim_matches('"').split(' ');
+                let has_name = words.clone().any(|word| word == name);
+                has_name && words.any(|word| word == address)
+            })
+        };
+        match site.servers.iter().enumerate().all(is_known) {
+            true => Ok(()),
+            false => Err(map.to_string()),
+        }
+    });
 }
 
 /// The content of etcd by key.
@@ -196,8 +219,16 @@ fn heartbeat(site: &Site) -> Value {
     lease["spec"]["renewTime"].clone()
 }
 
+/// How long kubectl may take while its server is silent. A machine that runs other tests, too, gets some more than in a
+/// soak; a client that waits for the server fails.
+fn failover_limit() -> Duration {
+    let soak = std::env::var_os("MAINSTAY_SOAK").is_some();
+    Duration::from_secs(if soak { 3 } else { 10 })
+}
+
 /// A paused server accepts connections and never responds. kubectl and agents need two seconds to
-/// use another one; a loaded machine gets some more, and a client that waits for the server fails.
+/// use another one.
+#[allow(clippy::print_stdout)]
 fn clients_leave_a_silent_server(site: &Site) {
     let connected = ["-Htn", "state", "established", "dport", "=", ":6443"];
     let connections = site.agent.machine().run("ss", &connected).success();
@@ -223,7 +254,8 @@ fn clients_leave_a_silent_server(site: &Site) {
         until("the node's heartbeat", Duration::from_secs(25), beating);
         silent.signal("-CONT");
         assert!(ran.ok, "{}", ran.stderr);
-        assert!(took < Duration::from_secs(10), "{took:?}");
+        println!("kubectl left a silent server after {took:?}");
+        assert!(took < failover_limit(), "{took:?}");
     }
     site.wait_for_servers(3);
 }
