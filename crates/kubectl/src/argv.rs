@@ -143,6 +143,12 @@ pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
             print!("{}", error.render());
             return ExitCode::SUCCESS;
         }
+        ErrorKind::InvalidSubcommand if words.get(1).is_some_and(|word| word == "help") => {
+            let topics = words[2..].join("` `");
+            println!("Unknown help topic [`{topics}`]\n");
+            let _ = command().print_help();
+            return ExitCode::SUCCESS;
+        }
         ErrorKind::MissingSubcommand => {
             let _ = command().print_help();
             return ExitCode::SUCCESS;

@@ -74,6 +74,7 @@ fn logs_follow_all_containers_and_new_pods(cluster: &Cluster) {
         "kubectl logs -F deployment/web --all-containers --prefix",
         &[],
     );
+    let mut chosen = cluster.terminal("kubectl logs -F deployment/web", &[]);
     for container in ["one", "two"] {
         for logs in [&followed, &new] {
             let prefix = format!("[pod/{first}/{container}] ");
@@ -90,7 +91,11 @@ fn logs_follow_all_containers_and_new_pods(cluster: &Cluster) {
     let second = second.expect("another pod");
     new.wait_for(&format!("[pod/{second}/"));
     assert!(!followed.shown().contains(&second), "{}", followed.shown());
-    for logs in [&mut followed, &mut new] {
+    // The pods are looked up every second; what is chosen is said once.
+    chosen.wait_for(&format!("{second} serves HTTP"));
+    let said = chosen.shown().matches("Defaulted container").count();
+    assert_eq!(said, 1, "{}", chosen.shown());
+    for logs in [&mut followed, &mut new, &mut chosen] {
         logs.press("\x03");
     }
 }

@@ -167,10 +167,6 @@ impl CanI {
                             group_suffix(&resource.group)
                         );
                     }
-                    // Of unknown types nothing more is said.
-                    if !VERBS.contains(&verb.as_str()) && !self.all_namespaces {
-                        eprintln!("Warning: verb '{verb}' is not a known verb\n");
-                    }
                 }
                 Err(_) => {
                     if !["users", "groups", "userextras"].contains(&word) {
@@ -185,6 +181,9 @@ impl CanI {
             },
         }
         if !self.all_namespaces {
+            if !VERBS.contains(&verb.as_str()) {
+                eprintln!("Warning: verb '{verb}' is not a known verb\n");
+            }
             attributes["namespace"] = json!(session.namespace);
         }
         if !self.subresource.is_empty() {

@@ -116,9 +116,10 @@ struct Request {
 impl Request {
     fn read(encoded: &str) -> Option<Self> {
         let pem = String::from_utf8(BASE64_STANDARD.decode(encoded).ok()?).ok()?;
-        let body: String = pem
-            .lines()
-            .filter(|line| !line.starts_with("-----"))
+        // The first block.
+        let lines = pem.lines().skip_while(|line| line.starts_with("-----"));
+        let body: String = lines
+            .take_while(|line| !line.starts_with("-----"))
             .collect();
         let der = BASE64_STANDARD.decode(body.trim()).ok()?;
         let (outer, _) = element(&der)?;

@@ -128,6 +128,16 @@ pub(super) async fn deployment(session: &Session, text: &mut Text, object: &Valu
     Ok(())
 }
 
+/// A pod template without what the controller adds to it.
+fn without_hash(template: &Value) -> Value {
+    let mut template = template.clone();
+    let labels = template.pointer_mut("/metadata/labels");
+    if let Some(labels) = labels.and_then(Value::as_object_mut) {
+        labels.remove("pod-template-hash");
+    }
+    template
+}
+
 /// The replica sets of earlier templates, and the current one.
 async fn replica_sets(session: &Session, deployment: &Value) -> Result<(Vec<String>, Vec<String>)> {
     let namespace = str_of(&deployment["metadata"]["namespace"]);
@@ -135,21 +145,25 @@ async fn replica_sets(session: &Session, deployment: &Value) -> Result<(Vec<Stri
         .api
         .items(&format!("/apis/apps/v1/namespaces/{namespace}/replicasets"))
         .await?;
-    let revision = &deployment["metadata"]["annotations"]["deployment.kubernetes.io/revision"];
+    let is_owned = |set: &Value| {
+        let mut owners = list(&set["metadata"]["ownerReferences"]);
+        owners.any(|owner| owner["uid"] == deployment["metadata"]["uid"])
+    };
+    let sets: Vec<Value> = sets.into_iter().filter(is_owned).collect();
+    let template = without_hash(&deployment["spec"]["template"]);
+    let same = |set: &&Value| without_hash(&set["spec"]["template"]) == template;
+    let created = |set: &&Value| str_of(&set["metadata"]["creationTimestamp"]).to_owned();
+    let current = sets.iter().filter(same).min_by_key(created);
+    let current = current.map(|set| set["metadata"]["uid"].clone());
     let (mut old, mut new) = (Vec::new(), Vec::new());
     for set in sets {
-        let is_owned = list(&set["metadata"]["ownerReferences"])
-            .any(|owner| owner["uid"] == deployment["metadata"]["uid"]);
-        if !is_owned {
-            continue;
-        }
         let line = format!(
             "{} ({}/{} replicas created)",
             str_of(&set["metadata"]["name"]),
             number(&set["status"]["replicas"]),
             number(&set["spec"]["replicas"])
         );
-        match set["metadata"]["annotations"]["deployment.kubernetes.io/revision"] == *revision {
+        match current.as_ref() == Some(&set["metadata"]["uid"]) {
             true => new.push(line),
             false => old.push(line),
         }
@@ -418,6 +432,14 @@ pub(super) fn cron_job(text: &mut Text, object: &Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn templates_are_the_same_whatever_their_hash() {
+        let template = |hash: &str, image: &str| serde_json::json!({"metadata": {"labels": {"app": "a", "pod-template-hash": hash}}, "spec": {"image": image}});
+        let first = without_hash(&template("1", "x"));
+        assert_eq!(first, without_hash(&template("2", "x")));
+        assert_ne!(first, without_hash(&template("1", "y")));
+    }
 
     #[test]
     fn a_long_list_of_indexes_ends_after_a_comma() {
