@@ -23,6 +23,8 @@ use crate::{
 const SWEEP_SECONDS: i64 = 1;
 /// The TTL of a stale answer.
 const STALE_TTL: u32 = 30;
+/// How long a stale answer is served at once after it could not be renewed.
+const RENEW_AGAIN_SECONDS: i64 = 10;
 /// Longer replies are not cached, which bounds the memory of the cache: the server of a name chooses
 /// their length. Replies over UDP are rarely longer.
 const LONGEST_REPLY: usize = 4096;
@@ -47,6 +49,8 @@ struct Entry {
     stored: Timestamp,
     life: u32,
     hits: u32,
+    /// When it could not be renewed last.
+    failed: Option<Timestamp>,
     /// Whether it is a denial (no records).
     denial: bool,
 }
@@ -106,6 +110,10 @@ impl<K: Hash + Eq + Clone> Cache<K> {
                 entries.remove(key);
                 return CacheLookup::Nothing;
             }
+            let since = entry.failed.map(|failed| now.duration_since(failed));
+            if since.is_some_and(|since| (0..RENEW_AGAIN_SECONDS).contains(&since.as_secs())) {
+                return CacheLookup::Fresh(entry.reply_with(|_| STALE_TTL));
+            }
             return match self.settings.stale_at_once {
                 true => CacheLookup::Ending(entry.reply_with(|_| 0)),
                 false => CacheLookup::Stale(entry.reply_with(|_| STALE_TTL)),
@@ -121,6 +129,18 @@ impl<K: Hash + Eq + Clone> Cache<K> {
             return CacheLookup::Ending(reply);
         }
         CacheLookup::Fresh(reply)
+    }
+
+    /// Records that an answer could not be renewed: if it is stale, it is served at once for a while.
+    pub(crate) fn failed<Q>(&self, key: &Q)
+    where
+        K: std::borrow::Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let now = self.clock.now();
+        if let Some(entry) = self.entries.lock().by_key.get_mut(key) {
+            entry.failed = Some(now);
+        }
     }
 
     /// Stores a reply about a name, if it may be cached.
@@ -149,6 +169,7 @@ impl<K: Hash + Eq + Clone> Cache<K> {
             stored: self.clock.now(),
             life,
             hits: 0,
+            failed: None,
             denial,
         };
         entries.by_key.insert(key.clone(), entry);

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use hickory_proto::{
     op::{Message, Query, ResponseCode},
-    rr::{Name, Record, RecordType},
+    rr::{Name, RData, Record, RecordType},
 };
 use ipnet::IpNet;
 use stdx::SystemClock;
@@ -13,10 +13,11 @@ use stdx::SystemClock;
 use crate::{
     Error,
     cluster::Cluster,
-    corefile::{self, LogClasses, Template},
-    hosts::{self, Hosts, within},
+    corefile::{self, LogClasses},
+    hosts::{self, Hosts},
     resolvers::Resolvers,
     rewrite::Rewrite,
+    template::{Applied, Template},
     upstream::Upstream,
     zone::{Answer, Zone},
 };
@@ -187,10 +188,8 @@ impl Block {
         kind: RecordType,
         reply: &mut Message,
     ) -> Next {
-        if let Some(code) = self.template(name, kind) {
-            reply.metadata.authoritative = true;
-            reply.metadata.response_code = code;
-            return Next::Done;
+        if let Some(next) = self.template(name, kind, reply) {
+            return next;
         }
         match self.hosts.as_ref().map(|hosts| hosts.answer(name, kind)) {
             Some(hosts::HostLookup::Records(mut records)) => {
@@ -229,12 +228,34 @@ impl Block {
         Next::Done
     }
 
-    fn template(&self, name: &Name, kind: RecordType) -> Option<ResponseCode> {
-        let matches = |template: &&Template| {
-            (template.kind == RecordType::ANY || template.kind == kind)
-                && (template.zones.is_empty() || within(&template.zones, name))
-        };
-        self.templates.iter().find(matches).map(|found| found.code)
+    /// The reply of the first template for a query, if there is one.
+    fn template(&self, name: &Name, kind: RecordType, reply: &mut Message) -> Option<Next> {
+        for template in &self.templates {
+            match template.apply(name, kind) {
+                Applied::Elsewhere => {}
+                Applied::Unmatched => return None,
+                Applied::Reply(None) => {
+                    reply.metadata.response_code = ResponseCode::ServFail;
+                    return Some(Next::Done);
+                }
+                Applied::Reply(Some(sections)) => {
+                    reply.metadata.authoritative = true;
+                    reply.metadata.response_code = template.code;
+                    let target = match sections.answers.as_slice() {
+                        [record] if kind != RecordType::CNAME => match &record.data {
+                            RData::CNAME(target) => Some(target.0.clone()),
+                            _ => None,
+                        },
+                        _ => None,
+                    };
+                    reply.add_answers(sections.answers);
+                    reply.add_additionals(sections.additionals);
+                    reply.add_authorities(sections.authorities);
+                    return Some(target.map_or(Next::Done, Next::Alias));
+                }
+            }
+        }
+        None
     }
 }
 

@@ -1,6 +1,6 @@
 //! The zone's data: Services and EndpointSlices, indexed by name and by address.
 
-use std::{net::IpAddr, path::Path, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc};
 
 use client::informer::Informer;
 use k8s_openapi::api::{
@@ -9,10 +9,14 @@ use k8s_openapi::api::{
 };
 use lifecycle::Context;
 
+use crate::corefile;
+
 /// The label with the Service of an EndpointSlice.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Namespace and name of the ConfigMap with the Corefile.
 pub const SETTINGS: (&str, &str) = ("kube-system", "coredns");
+/// The ConfigMap with more files for `import`, as other distributions have it.
+pub const CUSTOM: &str = "coredns-custom";
 const BY_SERVICE: &str = "service";
 const BY_ADDRESS: &str = "address";
 
@@ -25,6 +29,17 @@ pub struct Cluster {
     pub slices: Informer<EndpointSlice>,
     /// The ConfigMap with the Corefile.
     pub settings: Informer<ConfigMap>,
+    /// The ConfigMap with more files.
+    pub custom: Informer<ConfigMap>,
+}
+
+/// The keys of both ConfigMaps as files. Those of the first one count before.
+pub fn files(settings: Option<&ConfigMap>, custom: Option<&ConfigMap>) -> BTreeMap<String, String> {
+    let data = |map: Option<&ConfigMap>| map.and_then(|map| map.data.clone()).unwrap_or_default();
+    let mut all = data(custom);
+    all.remove(corefile::KEY);
+    all.extend(data(settings));
+    all
 }
 
 fn addresses_of_service(service: &Service) -> Vec<String> {
@@ -59,13 +74,17 @@ impl Cluster {
         let slices = Informer::builder(client.clone())
             .index(BY_SERVICE, service_of_slice)
             .index(BY_ADDRESS, addresses_of_slice);
-        let settings = Informer::builder(client.clone())
-            .namespace(SETTINGS.0)
-            .fields(format!("metadata.name={}", SETTINGS.1));
+        let map = |name: &str| {
+            Informer::builder(client.clone())
+                .namespace(SETTINGS.0)
+                .fields(format!("metadata.name={name}"))
+        };
+        let (settings, custom) = (map(SETTINGS.1), map(CUSTOM));
         Self {
             services: services.saved_at(file("services.json")).start(context),
             slices: slices.saved_at(file("endpointslices.json")).start(context),
             settings: settings.saved_at(file("corefile.json")).start(context),
+            custom: custom.saved_at(file("imports.json")).start(context),
         }
     }
 
@@ -79,6 +98,7 @@ impl Cluster {
             services: services.offline(),
             slices: slices.offline(),
             settings: Informer::builder(client.clone()).offline(),
+            custom: Informer::builder(client.clone()).offline(),
         }
     }
 
@@ -167,14 +187,15 @@ pub fn is_published(endpoint: &Endpoint) -> bool {
         .unwrap_or(true)
 }
 
-/// The endpoint's label below the Service's name.
-pub fn endpoint_label(endpoint: &Endpoint, ip: IpAddr) -> String {
-    match endpoint
-        .hostname
-        .as_deref()
-        .filter(|hostname| !hostname.is_empty())
-    {
-        Some(hostname) => hostname.to_lowercase(),
+/// The endpoint's label below the Service's name; with `pod_names` its pod's name, if it has no host name.
+pub fn endpoint_label(endpoint: &Endpoint, ip: IpAddr, pod_names: bool) -> String {
+    let target = endpoint.target_ref.as_ref();
+    let pod = target.and_then(|target| target.name.as_deref());
+    let pod = pod.filter(|_| pod_names);
+    let hostname = endpoint.hostname.as_deref();
+    let mut named = [hostname, pod].into_iter().flatten();
+    match named.find(|name| !name.is_empty()) {
+        Some(name) => name.to_lowercase(),
         None => ip.to_string().replace(['.', ':'], "-"),
     }
 }

@@ -27,6 +27,7 @@ mod rewrite;
 mod server;
 mod sockets;
 mod streams;
+mod template;
 pub mod upstream;
 pub mod wire;
 pub mod zone;

@@ -1,6 +1,7 @@
 //! Builds the server, watches its settings, and starts its listeners.
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     sync::Arc,
@@ -10,7 +11,6 @@ use std::{
 use arc_swap::ArcSwap;
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::ConfigMap;
 use lifecycle::{Context, Outcome, Run, Service};
 use network::ClientShares;
 use stdx::Clock;
@@ -24,7 +24,7 @@ use crate::{
     Error,
     answers::Answers,
     chain::Chain,
-    cluster::{Cluster, SETTINGS},
+    cluster::{CUSTOM, Cluster, SETTINGS, files},
     corefile::{self, ParseContext, Parsed},
     datagrams,
     log_budget::LogBudget,
@@ -41,6 +41,8 @@ const AT_ONCE: usize = 4096;
 const PER_CLIENT: usize = 200;
 /// How long the server waits for its informers before it reads queries. Resolvers retry after five seconds.
 const UNKNOWN: Duration = Duration::from_secs(4);
+/// How long the Corefile waits for the ConfigMap with more files.
+const CUSTOM_WITHIN: Duration = Duration::from_secs(1);
 
 /// The configuration of a node's DNS server.
 pub struct Config {
@@ -114,13 +116,15 @@ struct Settings {
 }
 
 impl Settings {
-    fn parse(&self, map: Option<&ConfigMap>) -> Result<Parsed, corefile::syntax::SyntaxError> {
-        let files = map.and_then(|map| map.data.clone()).unwrap_or_default();
+    fn parse(
+        &self,
+        files: &BTreeMap<String, String>,
+    ) -> Result<Parsed, corefile::syntax::SyntaxError> {
         let default = corefile::default_text(&self.config.cluster_domain);
         let text = files.get(corefile::KEY).unwrap_or(&default);
         let around = ParseContext {
             cluster_domain: &self.origin,
-            files: &files,
+            files,
             resolv_conf: self.config.resolv_conf.clone(),
             own: self.own.clone(),
         };
@@ -144,7 +148,7 @@ impl Settings {
     }
 
     fn default_chain(&self) -> Result<Chain, Error> {
-        let parsed = self.parse(None);
+        let parsed = self.parse(&BTreeMap::new());
         let parsed = parsed.map_err(|_| Error::Domain(self.config.cluster_domain.clone()))?;
         self.chain(parsed, 0)
     }
@@ -184,13 +188,22 @@ impl Server {
 
     /// Applies each valid Corefile. An invalid one leaves the previous one in use.
     async fn follow_settings(self: Arc<Self>, cluster: Cluster, settled: oneshot::Sender<()>) {
-        let mut events = cluster.settings.subscribe();
+        let (mut events, mut customs) = (cluster.settings.subscribe(), cluster.custom.subscribe());
         cluster.settings.synced().await;
+        // A server of an earlier version does not let nodes read it.
+        let _ = tokio::time::timeout(CUSTOM_WITHIN, cluster.custom.synced()).await;
         let mut generation = 1;
         self.follow(&cluster, generation);
         // The receiver is gone if `serve` timed out.
         let _ = settled.send(());
-        while events.next().await.is_some() {
+        loop {
+            let event = tokio::select! {
+                event = events.next() => event,
+                event = customs.next() => event,
+            };
+            if event.is_none() {
+                return;
+            }
             generation += 1;
             self.follow(&cluster, generation);
         }
@@ -198,7 +211,9 @@ impl Server {
 
     fn follow(&self, cluster: &Cluster, generation: u64) {
         let map = cluster.settings.get(SETTINGS.0, SETTINGS.1);
-        let parsed = match self.settings.parse(map.as_deref()) {
+        let custom = cluster.custom.get(SETTINGS.0, CUSTOM);
+        let files = files(map.as_deref(), custom.as_deref());
+        let parsed = match self.settings.parse(&files) {
             Ok(parsed) => parsed,
             Err(error) => {
                 warn!(%error, "invalid Corefile in kube-system/coredns, keeping the last valid one");

@@ -10,6 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use hickory_proto::{
@@ -30,6 +31,8 @@ use crate::{
     wire::{self, Plain},
 };
 
+/// How long a client waits for servers if there is a stale answer (RFC 8767): it gives up before all of them were asked.
+const STALE_AFTER: Duration = Duration::from_millis(1800);
 /// How often each server is asked.
 const ROUNDS: usize = 2;
 
@@ -146,13 +149,21 @@ impl Upstream {
             }
             CacheLookup::Stale(_) | CacheLookup::Nothing => self.resolvers.metrics.missed(),
         }
-        let renew = matches!(found, CacheLookup::Ending(_));
+        let mut renew = matches!(found, CacheLookup::Ending(_));
         let mut reply = match found {
             CacheLookup::Fresh(reply) | CacheLookup::Ending(reply) => reply,
-            CacheLookup::Stale(reply) => match self.share(key, &asking).await {
-                Ok(renewed) => renewed.to_vec(),
-                Err(_) => reply,
-            },
+            CacheLookup::Stale(reply) => {
+                let renewed = self.share(key.clone(), &asking);
+                match tokio::time::timeout(STALE_AFTER, renewed).await {
+                    Ok(Ok(renewed)) => renewed.to_vec(),
+                    failed => {
+                        // Without an answer yet the caller continues to ask, after it has sent this one.
+                        renew = failed.is_err();
+                        self.cache.iter().for_each(|cache| cache.failed(&key));
+                        reply
+                    }
+                }
+            }
             CacheLookup::Nothing => self.share(key, &asking).await?.to_vec(),
         };
         wire::readdress(&mut reply, &bytes, &question);
@@ -169,9 +180,10 @@ impl Upstream {
         if let Some(question) = wire::plain(&bytes) {
             let key = key(&question, transport);
             let renewed = self
-                .share(key, &ForwardRequest { request, transport })
+                .share(key.clone(), &ForwardRequest { request, transport })
                 .await;
             if let Err(code) = renewed {
+                self.cache.iter().for_each(|cache| cache.failed(&key));
                 debug!(%code, "prefetch failed");
             }
         }
@@ -337,15 +349,76 @@ impl Drop for Ended<'_> {
 
 #[cfg(test)]
 mod tests {
-    use hickory_proto::rr::{RData, Record, RecordType, rdata::A, rdata::opt::EdnsOption};
+    use std::time::Instant;
+
+    use hickory_proto::{
+        op::Query,
+        rr::{RData, Record, RecordType, rdata::A, rdata::opt::EdnsOption},
+    };
+    use jiff::Timestamp;
+    use stdx::FakeClock;
+    use tokio::net::UdpSocket;
 
     use super::*;
+
+    /// Longer than a client may wait, and shorter than the patience of resolvers.
+    const SILENT: Duration = Duration::from_secs(4);
+
+    #[tokio::test]
+    async fn a_stale_answer_does_not_wait_for_silent_servers() {
+        let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let at = server.local_addr().unwrap();
+        let name = Name::from_ascii("www.example.").unwrap();
+        let mut request = Message::new(7, MessageType::Query, OpCode::Query);
+        request.add_query(Query::query(name.clone(), RecordType::A));
+        let forward = Forward {
+            from: Name::root(),
+            except: Vec::new(),
+            to: vec![Resolver::Server(at)],
+            policy: Policy::Sequential,
+            max_concurrent: None,
+            transport: Preference::AsAsked,
+            read_timeout: SILENT,
+        };
+        let cache = corefile::Cache {
+            stale: Duration::from_secs(3600),
+            ..corefile::Cache::default()
+        };
+        let clock = FakeClock::at(Timestamp::UNIX_EPOCH);
+        let resolvers = Resolvers::new(Vec::new(), Arc::new(clock.clone()), Arc::default());
+        let upstream = Upstream::new(vec![forward], Some(cache), resolvers);
+        let respond = async {
+            let mut buffer = [0; 512];
+            let (length, from) = server.recv_from(&mut buffer).await.unwrap();
+            let mut reply = Message::from_vec(&buffer[..length]).unwrap();
+            reply.metadata.message_type = MessageType::Response;
+            let address = RData::A(A::new(192, 0, 2, 1));
+            reply.add_answers([Record::from_rdata(name.clone(), 60, address)]);
+            server
+                .send_to(&reply.to_vec().unwrap(), from)
+                .await
+                .unwrap();
+        };
+        let (first, ()) = tokio::join!(upstream.ask(&request, Transport::Udp), respond);
+        assert!(!first.unwrap_or_else(|code| panic!("{code}")).renew);
+        clock.advance(Duration::from_secs(61));
+        let begun = Instant::now();
+        for (wait, renew) in [(STALE_AFTER, true), (Duration::ZERO, false)] {
+            let begun = Instant::now();
+            let stale = upstream.ask(&request, Transport::Udp).await;
+            let stale = stale.unwrap_or_else(|code| panic!("{code}"));
+            let message = Message::from_vec(&stale.bytes).unwrap();
+            assert_eq!((message.answers.len(), stale.renew), (1, renew));
+            assert!(begun.elapsed() >= wait);
+        }
+        assert!(begun.elapsed() < SILENT, "{:?}", begun.elapsed());
+    }
 
     #[test]
     fn servers_get_the_question_and_no_options_of_the_client() {
         let mut request = Message::new(7, MessageType::Query, OpCode::Query);
         let name = Name::from_ascii("www.example.").unwrap();
-        request.add_query(hickory_proto::op::Query::query(name.clone(), RecordType::A));
+        request.add_query(Query::query(name.clone(), RecordType::A));
         request.metadata.recursion_desired = true;
         request.metadata.checking_disabled = true;
         let mut edns = Edns::new();

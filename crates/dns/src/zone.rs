@@ -87,6 +87,7 @@ impl Zone {
         let settings = Kubernetes {
             ttl: TTL,
             pods: true,
+            pod_names: false,
             fallthrough: Vec::new(),
         };
         Ok(Self {
@@ -272,7 +273,7 @@ impl Zone {
                     .iter()
                     .filter_map(|ip| ip.parse::<IpAddr>().ok());
                 for ip in ips {
-                    let label = endpoint_label(endpoint, ip);
+                    let label = endpoint_label(endpoint, ip, self.settings.pod_names);
                     let name = self.below(&[&label, asked.service, asked.namespace, "svc"]);
                     backends.push(Backend {
                         label,
@@ -367,7 +368,7 @@ impl Zone {
                     .iter()
                     .any(|address| address.parse() == Ok(ip))
                 {
-                    let label = endpoint_label(endpoint, ip);
+                    let label = endpoint_label(endpoint, ip, self.settings.pod_names);
                     targets.insert(self.below(&[&label, service, namespace, "svc"]));
                 }
             }

@@ -44,6 +44,7 @@ pub struct EndpointQuery<'a> {
 struct Candidate {
     local: bool,
     ready: bool,
+    /// Serving while it terminates.
     serving: bool,
     zones: Vec<String>,
     nodes: Vec<String>,
@@ -206,7 +207,7 @@ fn candidate(endpoint: &SliceEndpoint, place: &NodeTopology) -> Candidate {
     Candidate {
         local: endpoint.node_name.as_deref() == Some(&place.node),
         ready,
-        serving: conditions.serving.unwrap_or(ready),
+        serving: conditions.serving.unwrap_or(ready) && conditions.terminating == Some(true),
         zones: zones
             .into_iter()
             .flatten()
@@ -337,6 +338,8 @@ mod tests {
              "conditions": {"ready": false, "serving": true, "terminating": true}},
             {"addresses": ["10.0.0.2"], "nodeName": "there",
              "conditions": {"ready": false, "serving": false, "terminating": true}},
+            {"addresses": ["10.0.0.3"], "nodeName": "here",
+             "conditions": {"ready": false, "serving": true}},
         ]));
         assert_eq!(cluster, ["10.0.0.1"]);
         assert_eq!(local, ["10.0.0.1"]);

@@ -2,20 +2,18 @@
 
 use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
-use hickory_proto::{
-    op::ResponseCode,
-    rr::{Name, RecordType},
-};
+use hickory_proto::rr::Name;
 
 use super::{
     Cache, CacheSettings, Forward, Kubernetes, LogClasses, ParseContext, Policy, Preference,
-    Resolver, Server, Template, rewriting,
+    Resolver, Server, rewriting,
     syntax::{Line, SyntaxError},
+    templating,
 };
 use crate::hosts::Hosts;
 
 /// The default port.
-const PORT: u16 = 53;
+pub(super) const PORT: u16 = 53;
 /// CoreDNS' limit of forward servers.
 const FORWARD_LIMIT: usize = 15;
 
@@ -28,8 +26,20 @@ pub(super) struct Directive {
 /// Every supported directive, including those that are always in effect.
 pub(super) const ALL: &[Directive] = &[
     Directive {
+        name: "bind",
+        read: always,
+    },
+    Directive {
+        name: "bufsize",
+        read: always,
+    },
+    Directive {
         name: "cache",
         read: cache,
+    },
+    Directive {
+        name: "cancel",
+        read: always,
     },
     Directive {
         name: "errors",
@@ -64,6 +74,10 @@ pub(super) const ALL: &[Directive] = &[
         read: always,
     },
     Directive {
+        name: "multisocket",
+        read: always,
+    },
+    Directive {
         name: "prometheus",
         read: prometheus,
     },
@@ -81,7 +95,7 @@ pub(super) const ALL: &[Directive] = &[
     },
     Directive {
         name: "template",
-        read: template,
+        read: templating::template,
     },
 ];
 
@@ -98,7 +112,7 @@ impl<'a> Reading<'a> {
         self.line.words.get(1..).unwrap_or_default()
     }
 
-    fn options(&self) -> &'a [Line] {
+    pub(super) fn options(&self) -> &'a [Line] {
         self.line.block.as_deref().unwrap_or_default()
     }
 
@@ -107,7 +121,7 @@ impl<'a> Reading<'a> {
         self.problems.push(format!("line {}: {what}", line.number));
     }
 
-    fn no_option(&mut self, option: &Line) {
+    pub(super) fn no_option(&mut self, option: &Line) {
         let directive = self.line.words.first().map_or("", String::as_str);
         let shown = option.words.join(" ");
         self.problem(option, format!("{directive}: {shown:?} has no effect here"));
@@ -122,20 +136,21 @@ pub(super) fn wrong(line: &Line, message: impl std::fmt::Display) -> SyntaxError
     }
 }
 
-/// A zone of a server block: `example.org`, `example.org:53`, `dns://example.org:53`.
-pub(super) fn server_zone(word: &str) -> Result<(Name, Option<String>), String> {
+/// A zone of a server block and its port: `example.org`, `example.org:53`, `dns://example.org:53`.
+pub(super) fn server_zone(word: &str) -> Result<(Name, u16), String> {
     let plain = word.strip_prefix("dns://").unwrap_or(word);
     if plain.contains("://") {
         return Err(format!("{word}: only plain DNS is served"));
     }
     let (zone, port) = match plain.rsplit_once(':') {
-        Some((zone, port)) => (zone, Some(port)),
-        None => (plain, None),
+        Some((zone, port)) => (
+            zone,
+            port.parse().map_err(|_| format!("{word}: invalid port"))?,
+        ),
+        None => (plain, PORT),
     };
-    let other = port.filter(|port| *port != "53");
-    let problem = other.map(|port| format!("{word}: port {port} is not served, port 53 is"));
     let zone = if zone.is_empty() { "." } else { zone };
-    Ok((name(zone).ok_or(format!("{word} is not a zone"))?, problem))
+    Ok((name(zone).ok_or(format!("{word} is not a zone"))?, port))
 }
 
 /// A domain name in lower case; a CIDR stands for its reverse zone.
@@ -160,7 +175,7 @@ fn reverse_zone(range: ipnet::IpNet) -> Name {
     whole.trim_to(labels - bits / usize::from(per_label) + kept)
 }
 
-fn names(line: &Line, words: &[String]) -> Result<Vec<Name>, SyntaxError> {
+pub(super) fn names(line: &Line, words: &[String]) -> Result<Vec<Name>, SyntaxError> {
     let parsed = words.iter().map(|word| name(word).ok_or(word));
     let parsed: Result<Vec<Name>, &String> = parsed.collect();
     parsed.map_err(|word| wrong(line, format!("{word:?} is not a domain name")))
@@ -181,7 +196,7 @@ fn number<T: FromStr>(line: &Line, text: &str) -> Result<T, SyntaxError> {
 }
 
 /// Directives that are always in effect here: the daemon serves health, loops are detected, changes
-/// are watched.
+/// are watched, datagrams are short. The addresses of the server do not depend on the Corefile.
 fn always(_: &mut Server, _: &mut Reading<'_>) -> Result<(), SyntaxError> {
     Ok(())
 }
@@ -265,6 +280,7 @@ fn kubernetes(server: &mut Server, reading: &mut Reading<'_>) -> Result<(), Synt
     let mut read = Kubernetes {
         ttl: crate::zone::TTL,
         pods: false,
+        pod_names: false,
         fallthrough: Vec::new(),
     };
     for option in reading.options() {
@@ -279,6 +295,7 @@ fn kubernetes(server: &mut Server, reading: &mut Reading<'_>) -> Result<(), Synt
                     "kubernetes: pods are not verified, \"insecure\" is used",
                 );
             }
+            ["endpoint_pod_names"] => read.pod_names = true,
             ["ttl", seconds] => {
                 read.ttl = number(option, seconds)?;
                 if read.ttl > 3600 {
@@ -329,51 +346,6 @@ fn hosts(server: &mut Server, reading: &mut Reading<'_>) -> Result<(), SyntaxErr
     }
     server.hosts = Some(read);
     Ok(())
-}
-
-fn template(server: &mut Server, reading: &mut Reading<'_>) -> Result<(), SyntaxError> {
-    let line = reading.line;
-    let [class, kind, zones @ ..] = reading.arguments() else {
-        return Err(wrong(line, "expected template CLASS TYPE [ZONE…]"));
-    };
-    let kind = RecordType::from_str(&kind.to_uppercase());
-    let kind = kind.map_err(|_| wrong(line, "unknown type"))?;
-    let mut code = ResponseCode::NoError;
-    let mut understood = ["IN", "ANY"].contains(&class.to_uppercase().as_str());
-    for option in reading.options() {
-        match option.words.as_slice() {
-            [word, named] if word == "rcode" => match response_code(named) {
-                Some(named) => code = named,
-                None => return Err(wrong(option, "unknown response code")),
-            },
-            _ => {
-                reading.no_option(option);
-                understood = false;
-            }
-        }
-    }
-    if understood {
-        let zones = names(line, zones)?;
-        server.templates.push(Template { kind, zones, code });
-    } else {
-        reading.problem(
-            line,
-            "template: only \"rcode\" for class IN is known, the template is left out",
-        );
-    }
-    Ok(())
-}
-
-fn response_code(name: &str) -> Option<ResponseCode> {
-    Some(match name.to_uppercase().as_str() {
-        "NOERROR" => ResponseCode::NoError,
-        "NXDOMAIN" => ResponseCode::NXDomain,
-        "SERVFAIL" => ResponseCode::ServFail,
-        "REFUSED" => ResponseCode::Refused,
-        "NOTIMP" => ResponseCode::NotImp,
-        "FORMERR" => ResponseCode::FormErr,
-        _ => return None,
-    })
 }
 
 fn cache(server: &mut Server, reading: &mut Reading<'_>) -> Result<(), SyntaxError> {
@@ -493,6 +465,12 @@ fn forward(server: &mut Server, reading: &mut Reading<'_>) -> Result<(), SyntaxE
             }
             ["prefer_udp"] => {}
             ["read_timeout", time] => read.read_timeout = duration(option, time)?,
+            // Servers that do not answer are tried last for a while, without queries of our own; sockets are short-lived.
+            [
+                "max_fails" | "health_check" | "expire" | "max_idle_conns",
+                _,
+                ..,
+            ] => {}
             _ => reading.no_option(option),
         }
     }

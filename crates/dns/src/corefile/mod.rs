@@ -5,8 +5,10 @@
 //! or option is skipped and listed in [`Parsed::problems`].
 
 mod directive;
+mod imports;
 mod rewriting;
 pub mod syntax;
+mod templating;
 
 use std::{
     collections::BTreeMap,
@@ -15,12 +17,9 @@ use std::{
     time::Duration,
 };
 
-use hickory_proto::{
-    op::ResponseCode,
-    rr::{Name, RecordType},
-};
+use hickory_proto::rr::Name;
 
-use crate::{hosts::Hosts, rewrite::Rewrite};
+use crate::{hosts::Hosts, rewrite::Rewrite, template::Template};
 use syntax::{Line, SyntaxError};
 
 /// The default Corefile.
@@ -76,17 +75,6 @@ pub struct LogClasses {
     pub error: bool,
 }
 
-/// `template` without records: a response code for a query type.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Template {
-    /// The query type; all for `ANY`.
-    pub kind: RecordType,
-    /// The zones; those of the server if empty.
-    pub zones: Vec<Name>,
-    /// The response code.
-    pub code: ResponseCode,
-}
-
 /// `kubernetes`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kubernetes {
@@ -94,6 +82,8 @@ pub struct Kubernetes {
     pub ttl: u32,
     /// Whether `1-2-3-4.NAMESPACE.pod` resolves.
     pub pods: bool,
+    /// Whether endpoints without a host name have the names of their pods.
+    pub pod_names: bool,
     /// Zones whose missing names are passed to the next plugin.
     pub fallthrough: Vec<Name>,
 }
@@ -214,33 +204,36 @@ pub struct ParseContext<'a> {
 
 /// Parses a Corefile.
 pub fn parse(text: &str, around: &ParseContext<'_>) -> Result<Parsed, SyntaxError> {
-    let lines = syntax::parse(text)?;
+    let lines = imports::expand(syntax::parse(text)?, around.files)?;
     let mut parsed = Parsed {
         servers: Vec::new(),
         problems: Vec::new(),
     };
+    // A file without the usual port is for a server that clients reach through another one.
+    let words = lines.iter().flat_map(|line| &line.words);
+    let mut zones = words.filter_map(|word| directive::server_zone(word).ok());
+    let has_port = zones.any(|(_, port)| port == directive::PORT);
+    let mut seen: Vec<Name> = Vec::new();
     for line in &lines {
-        match &line.block {
-            Some(block) => server(line, block, around, &mut parsed)?,
+        let wrong = |message: String| SyntaxError {
+            line: line.number,
+            message,
+        };
+        let Some(block) = &line.block else {
             // CoreDNS also allows a single server without braces; not supported.
-            None => {
-                return Err(SyntaxError {
-                    line: line.number,
-                    message: "expected a server block: ZONES { … }".to_owned(),
-                });
+            return Err(wrong("expected a server block: ZONES { … }".to_owned()));
+        };
+        let zones = zones_of(line, has_port, &mut parsed.problems).map_err(wrong)?;
+        for zone in &zones {
+            if seen.contains(zone) {
+                return Err(wrong(format!(
+                    "zone {zone} is served by another block already"
+                )));
             }
+            seen.push(zone.clone());
         }
-    }
-    let mut seen: Vec<&Name> = Vec::new();
-    for (server, line) in parsed.servers.iter().zip(&lines) {
-        for zone in &server.zones {
-            if seen.contains(&zone) {
-                return Err(SyntaxError {
-                    line: line.number,
-                    message: format!("zone {zone} is served by another block already"),
-                });
-            }
-            seen.push(zone);
+        if !zones.is_empty() {
+            server(zones, block, around, &mut parsed)?;
         }
     }
     if parsed.servers.is_empty() {
@@ -252,14 +245,38 @@ pub fn parse(text: &str, around: &ParseContext<'_>) -> Result<Parsed, SyntaxErro
     Ok(parsed)
 }
 
+/// The zones of a block that are served: those of other ports are not, if the file `has_port` 53.
+fn zones_of(line: &Line, has_port: bool, problems: &mut Vec<String>) -> Result<Vec<Name>, String> {
+    let mut zones = Vec::new();
+    for word in &line.words {
+        let (zone, port) = directive::server_zone(word)?;
+        let is_served = port == directive::PORT || !has_port;
+        if port != directive::PORT {
+            let what = if is_served {
+                "served at port 53"
+            } else {
+                "left out"
+            };
+            problems.push(format!(
+                "line {}: {word}: port {port} is not served, the zone is {what}",
+                line.number
+            ));
+        }
+        if is_served {
+            zones.push(zone);
+        }
+    }
+    Ok(zones)
+}
+
 fn server(
-    line: &Line,
+    zones: Vec<Name>,
     block: &[Line],
     around: &ParseContext<'_>,
     parsed: &mut Parsed,
 ) -> Result<(), SyntaxError> {
     let mut server = Server {
-        zones: Vec::new(),
+        zones,
         log: None,
         errors: false,
         rewrites: Vec::new(),
@@ -269,21 +286,6 @@ fn server(
         cache: None,
         forwards: Vec::new(),
     };
-    for word in &line.words {
-        match directive::server_zone(word) {
-            Ok((zone, problem)) => {
-                server.zones.push(zone);
-                let shown = |problem| format!("line {}: {problem}", line.number);
-                parsed.problems.extend(problem.map(shown));
-            }
-            Err(message) => {
-                return Err(SyntaxError {
-                    line: line.number,
-                    message,
-                });
-            }
-        }
-    }
     for line in block {
         let name = line.words.first().map(String::as_str).unwrap_or_default();
         let known = directive::ALL.iter().find(|known| known.name == name);

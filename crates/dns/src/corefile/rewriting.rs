@@ -138,7 +138,7 @@ fn with_dot(mut name: String) -> String {
     name
 }
 
-fn pattern(line: &Line, text: &str) -> Result<Regex, SyntaxError> {
+pub(super) fn pattern(line: &Line, text: &str) -> Result<Regex, SyntaxError> {
     if text.len() > LONGEST_PATTERN {
         return Err(wrong(line, "pattern is too long"));
     }

@@ -219,7 +219,7 @@ async fn hosts_and_templates_answer_before_the_cluster() {
 fn directives_without_effect_are_reported_with_their_line() {
     let text = "example.org:1053 {\n autopath @kubernetes\n prometheus :9999\n acl {\n block net 10.0.0.0/8\n }\n\
         kubernetes other.local {\n pods verified\n namespaces a\n }\n\
-        forward . 192.0.2.1 {\n health_check 5s\n }\n rewrite edns0 local set 0xffee abcd\n\
+        forward . 192.0.2.1 {\n failover NXDOMAIN\n }\n rewrite edns0 local set 0xffee abcd\n\
         hosts /etc/hosts\n errors {\n stacktrace\n }\n log a.example {\n class denial\n }\n\
         template IN A {\n answer \"x\"\n }\n cache {\n keepttl\n }\n}\n";
     let (_, problems) = read(text).unwrap();
@@ -233,6 +233,132 @@ fn directives_without_effect_are_reported_with_their_line() {
         expected.map(|line| format!("line {line}")),
         "{problems:#?}"
     );
+}
+
+/// The Corefile of k3s, with the imports that AKS also has.
+const K3S: &str = ".:53 {
+    errors
+    health
+    ready
+    kubernetes cluster.local in-addr.arpa ip6.arpa {
+      pods insecure
+      fallthrough in-addr.arpa ip6.arpa
+    }
+    hosts /etc/coredns/NodeHosts {
+      ttl 60
+      reload 15s
+      fallthrough
+    }
+    prometheus :9153
+    cache 30
+    loop
+    reload
+    loadbalance
+    import /etc/coredns/custom/*.override
+    forward . /etc/resolv.conf
+}
+import /etc/coredns/custom/*.server
+";
+
+fn read_with(text: &str, files: &[(&str, &str)]) -> Result<Parsed, String> {
+    let origin = Name::from_ascii("cluster.local.").unwrap();
+    let files = files.iter();
+    let around = ParseContext {
+        cluster_domain: &origin,
+        files: &files
+            .map(|(key, text)| ((*key).into(), (*text).into()))
+            .collect(),
+        resolv_conf: "/etc/resolv.conf".into(),
+        own: Vec::new(),
+    };
+    parse(text, &around).map_err(|error| error.to_string())
+}
+
+#[test]
+fn the_file_of_k3s_imports_other_keys() {
+    let hosts = ("NodeHosts", "192.0.2.1 one");
+    let parsed = read_with(K3S, &[hosts]).unwrap();
+    assert_eq!((parsed.servers.len(), parsed.problems.len()), (1, 0));
+    let files = [
+        hosts,
+        ("Corefile", "never imported"),
+        ("log.override", "log"),
+        (
+            "corp.server",
+            "corp.example:53 {\n forward . 192.0.2.53\n}\n",
+        ),
+    ];
+    let parsed = read_with(K3S, &files).unwrap();
+    assert_eq!((parsed.servers.len(), parsed.problems.len()), (2, 0));
+    assert!(parsed.servers[0].log.is_some() && parsed.servers[1].log.is_none());
+    let snippets = "(common) {\n errors\n cache 10\n}\na.example {\n import common\n}\n";
+    let parsed = read_with(snippets, &[]).unwrap();
+    assert!(parsed.servers[0].errors && parsed.servers[0].cache.is_some());
+    for invalid in [
+        ". {\n import missing\n}\n",
+        ". {\n import\n}\n",
+        ". {\n import *.bad\n}\n",
+    ] {
+        assert!(read_with(invalid, &[("a.bad", "{")]).is_err(), "{invalid}");
+    }
+}
+
+#[test]
+fn zones_of_other_ports_are_left_out_unless_there_is_no_usual_one() {
+    for (text, zones, problems) in [
+        (".:5353 {\n bufsize 1232\n}\n", &["."][..], 1),
+        (". {\n}\n.:5353 {\n nonsense\n}\n", &["."], 1),
+        ("a.example:53 b.example:5353 {\n}\n", &["a.example."], 1),
+        (
+            "a.example b.example:53 {\n bind lo\n cancel\n}\n",
+            &["a.example.", "b.example."],
+            0,
+        ),
+    ] {
+        let parsed = read_with(text, &[]).unwrap();
+        let found = parsed.servers.iter().flat_map(|server| &server.zones);
+        let found: Vec<String> = found.map(Name::to_ascii).collect();
+        assert_eq!(
+            (found.as_slice(), parsed.problems.len()),
+            (
+                &zones
+                    .iter()
+                    .map(|zone| (*zone).to_owned())
+                    .collect::<Vec<_>>()[..],
+                problems
+            ),
+            "{text}"
+        );
+    }
+    assert!(read(".:http {\n}\n").is_err());
+}
+
+#[tokio::test]
+async fn templates_make_answers_and_aliases() {
+    let text = ".:53 {\n template IN A example {\n match ^ip-([0-9]+)[.]example[.]$\n answer \"{{ .Name }} 60 IN A 10.0.0.{{ index .Match 1 }}\"\n fallthrough\n }\n\
+        template IN ANY alias.example {\n answer \"{{ .Name }} IN CNAME web.default.svc.cluster.local.\"\n }\n\
+        template IN AAAA . {\n rcode NXDOMAIN\n authority \"{{ .Zone }} 60 IN SOA ns.example. root.example. (1 60 60 60 60)\"\n }\n\
+        kubernetes cluster.local\n forward . 192.0.2.1\n}\n";
+    let (chain, problems) = read(text).unwrap();
+    assert_eq!(problems, [""; 0]);
+    for (name, kind, expected) in [
+        ("ip-7.example.", RecordType::A, "ip-7.example. 60 10.0.0.7"),
+        ("ip-700.example.", RecordType::A, "ServFail"),
+        ("x.example.", RecordType::A, "forward by 0"),
+        ("ip-7.example.", RecordType::AAAA, "NXDomain"),
+        (
+            "alias.example.",
+            RecordType::A,
+            "alias.example. 3600 web.default.svc.cluster.local., web.default.svc.cluster.local. 5 10.43.0.9",
+        ),
+        (
+            "alias.example.",
+            RecordType::CNAME,
+            "alias.example. 3600 web.default.svc.cluster.local.",
+        ),
+    ] {
+        assert_eq!(outcome(&chain, name, kind), expected, "{name} {kind}");
+    }
 }
 
 #[test]
