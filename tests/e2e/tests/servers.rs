@@ -64,6 +64,7 @@ fn a_server_and_a_member_of_three_may_die_and_no_write_is_lost() {
     others_join_with_the_token_only(&mut site, &token);
     site.complete();
     names_of_all_servers_are_recorded(&site);
+    a_node_does_not_get_the_name_of_a_server(&site);
     site.deploy("before");
     // Servers are no nodes.
     let nodes = site.get(&["nodes"]);
@@ -110,6 +111,85 @@ fn names_of_all_servers_are_recorded(site: &Site) {
             false => Err(map.to_string()),
         }
     });
+}
+
+/// Requests a certificate from the node's machine with a kubeconfig's user; returns the key's file.
+fn request_certificate(
+    site: &Site,
+    user: &Value,
+    (name, signer, usage): (&str, &str, &str),
+    node: &str,
+) -> String {
+    let dir = site.agent.machine().dir();
+    let file = |end: &str| dir.join(format!("{name}.{end}")).display().to_string();
+    let (key, csr) = (file("key"), file("csr"));
+    let subject = format!("/O=system:nodes/CN=system:node:{node}");
+    let new = [
+        "req", "-new", "-nodes", "-newkey", "rsa:2048", "-keyout", &key, "-out", &csr,
+    ];
+    let names = format!("subjectAltName=DNS:{node}");
+    let names = match usage {
+        "server auth" => vec!["-addext", &names],
+        _ => vec![],
+    };
+    let words = [&new[..], &["-subj", &subject], &names].concat();
+    site.agent.machine().run("openssl", &words).success();
+    let encoded = site.agent.machine().run("base64", &["-w0", &csr]).success();
+    let object = json!({
+        "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": name},
+        "spec": {"signerName": signer, "request": encoded, "usages": ["digital signature", usage]},
+    });
+    let server = format!("https://{}:6443", site.servers[0].machine().address());
+    let authority = site.agent.data_dir().join("agent/ca.crt");
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "it", "users": [{"name": "it", "user": user}],
+        "clusters": [{"name": "it", "cluster": {"server": server, "certificate-authority": authority}}],
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+    });
+    std::fs::write(file("json"), object.to_string()).expect("a file");
+    std::fs::write(file("kubeconfig"), config.to_string()).expect("a file");
+    let create = ["create", "-f", &file("json")];
+    let config = file("kubeconfig");
+    site.agent.kubectl(config.as_ref(), &create).success();
+    key
+}
+
+fn issued(site: &Site, name: &str) -> Option<String> {
+    let csr = site.get(&["csr", name]);
+    csr["status"]["certificate"].as_str().map(str::to_owned)
+}
+
+/// The holder of a bootstrap token may have the client certificate of a node with any free name, but no certificate with
+/// which it could be a server for those who connect to that by its name.
+fn a_node_does_not_get_the_name_of_a_server(site: &Site) {
+    let line = site.servers[0].mainstay(&["token", "create"]).success();
+    let mut words = line
+        .split_whitespace()
+        .skip_while(|word| *word != "--token");
+    let token = json!({"token": words.nth(1).expect("a token")});
+    for node in ["s0", "s1", "s2", "fresh"] {
+        let client = format!("{node}-client");
+        let wish = (
+            &*client,
+            "kubernetes.io/kube-apiserver-client-kubelet",
+            "client auth",
+        );
+        let key = request_certificate(site, &token, wish, node);
+        let certificate = eventually("a client certificate", || {
+            issued(site, &client).ok_or_else(|| "none yet".to_owned())
+        });
+        let identity = json!({"client-certificate-data": certificate, "client-key": key});
+        let serving = format!("{node}-serving");
+        let wish = (&*serving, "kubernetes.io/kubelet-serving", "server auth");
+        request_certificate(site, &identity, wish, node);
+    }
+    // The last one is signed: the earlier ones were processed, too.
+    eventually("a serving certificate", || {
+        issued(site, "fresh-serving").ok_or_else(|| "none yet".to_owned())
+    });
+    for node in ["s0", "s1", "s2"] {
+        assert_eq!(issued(site, &format!("{node}-serving")), None, "{node}");
+    }
 }
 
 /// The content of etcd by key.
