@@ -170,7 +170,7 @@ fn pods_end_by_priority_when_the_daemon_stops_as_configured() {
 }
 
 #[test]
-fn a_pod_that_exhausts_memory_or_disk_harms_no_other_pod() {
+fn a_pod_that_exhausts_memory_disk_or_inodes_harms_no_other_pod() {
     let total = fs::read_to_string("/proc/meminfo").expect("the machine's memory");
     let total: u64 = total
         .lines()
@@ -191,13 +191,13 @@ fn a_pod_that_exhausts_memory_or_disk_harms_no_other_pod() {
     // The image of the binary takes part of the disk; 450 MB are for everything else.
     let binary = std::env::var("MAINSTAY_BIN").expect("MAINSTAY_BIN is set");
     let binary = fs::metadata(binary).expect("the binary").len() >> 20;
-    let size = format!("remount,size={}M", binary + 450);
+    let size = format!("remount,size={}M,nr_inodes=20000", binary + 450);
     let small = ["-o", &size, &disk];
     cluster.machine().run("mount", &small).success();
     let file = cluster.machine().dir().join("kubelet.yaml");
     let head = HEAD.replace(
         "memory.available: 50Mi, nodefs.available: 1%",
-        "memory.available: 1Mi, nodefs.available: 300Mi",
+        "memory.available: 1Mi, nodefs.available: 300Mi, nodefs.inodesFree: 30%",
     );
     fs::write(&file, format!("{head}{settings}")).expect("a file");
     cluster.add_flag("--kubelet-config", &file.display().to_string());
@@ -235,6 +235,7 @@ fn a_pod_that_exhausts_memory_or_disk_harms_no_other_pod() {
     assert!(message.contains("ephemeral-storage"), "{message}");
     assert!(is_disrupted(&ended["status"]), "{ended}");
     pressure_ends(&cluster, "DiskPressure");
+    too_many_files(&cluster);
     let neighbour = pod(&cluster, "neighbour");
     assert_eq!(
         neighbour["status"]["containerStatuses"][0]["restartCount"],
@@ -244,6 +245,23 @@ fn a_pod_that_exhausts_memory_or_disk_harms_no_other_pod() {
     // The store accepts writes again.
     let map = ["create", "configmap", "after", "--from-literal=a=b"];
     cluster.kubectl(&map).success();
+}
+
+fn too_many_files(cluster: &Cluster) {
+    // Most of them are known when the others make the node short: usage is not measured all the time.
+    let make = |count: u32| format!("while [ $i -lt {count} ]; do : > /file-$i; i=$((i+1)); done");
+    let hoard = format!(
+        "i=0; {}; /bin/busybox sleep 30; {}; {SLEEP}",
+        make(10_000),
+        make(16_000)
+    );
+    create(cluster, "hoarder", &hoard, json!({}), json!({}));
+    let ended = shows(cluster, "hoarder", "its eviction", |status| {
+        status["reason"] == "Evicted"
+    });
+    let message = ended["status"]["message"].as_str().unwrap_or_default();
+    assert!(message.contains("inodes"), "{message}");
+    pressure_ends(cluster, "DiskPressure");
 }
 
 /// Waits until a condition of the node is False.
