@@ -2,7 +2,7 @@
 //! apart, and a cluster is upgraded or downgraded one minor version at a time: the last writer is
 //! recorded with the objects, with the version of the storage format.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use apiserver::Store;
 use client::kube;
@@ -23,6 +23,9 @@ const FORMAT: u32 = 1;
 const RECORD: &str = "version";
 /// A server whose Lease was renewed within this time is running.
 const RECENT: SignedDuration = SignedDuration::from_secs(15);
+/// A server whose Lease changes within this time is running, whatever its clock says: servers renew theirs every four
+/// seconds.
+const RENEWAL: Duration = Duration::from_secs(6);
 
 /// The last writer of the objects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,13 +108,19 @@ pub(crate) async fn begin(settings: &Settings, storage: &Storage) -> Result<(), 
     let Storage::Etcd(etcd) = storage else {
         return Marker::update(&settings.data_dir, |marker| marker.writer = Some(writer));
     };
-    for (host, version) in living(&storage.store()).await? {
-        let own = Version::own();
-        if !own.works_with(version) {
-            return Err(Error::Version(format!(
-                "the server on {host} is {version}, and this is {own}: servers of a cluster may be at most one minor \
-                 version apart"
-            )));
+    let others = incompatible(&storage.store()).await?;
+    if let Some(server) = others
+        .iter()
+        .find(|server| server.is_recent(Timestamp::now()))
+    {
+        return Err(server.refusal());
+    }
+    if !others.is_empty() {
+        // One that crashed, or one whose clock differs.
+        tokio::time::sleep(RENEWAL).await;
+        let now = incompatible(&storage.store()).await?;
+        if let Some(server) = now.iter().find(|server| !others.contains(server)) {
+            return Err(server.refusal());
         }
     }
     let record = serde_json::to_vec(&writer).unwrap_or_default();
@@ -123,8 +132,43 @@ pub(crate) fn server_leases() -> Key {
     apiserver::object_key("coordination.k8s.io", "leases", "kube-system", "apiserver-")
 }
 
-/// Hosts and versions of the running servers.
-async fn living(store: &Store) -> Result<Vec<(String, Version)>, Error> {
+/// A server as its Lease shows it.
+#[derive(Debug, PartialEq)]
+struct Server {
+    host: String,
+    version: Version,
+    renewed: Timestamp,
+}
+
+impl Server {
+    fn new(lease: &[u8]) -> Option<Self> {
+        let lease: serde_json::Value = serde_json::from_slice(lease).ok()?;
+        let metadata = &lease["metadata"];
+        let version = metadata["annotations"][apiserver::VERSION_ANNOTATION].as_str()?;
+        Some(Self {
+            host: metadata["labels"]["kubernetes.io/hostname"]
+                .as_str()?
+                .to_owned(),
+            version: version.parse().ok()?,
+            renewed: lease["spec"]["renewTime"].as_str()?.parse().ok()?,
+        })
+    }
+
+    fn is_recent(&self, now: Timestamp) -> bool {
+        now.duration_since(self.renewed) < RECENT
+    }
+
+    fn refusal(&self) -> Error {
+        let (host, version, own) = (&self.host, self.version, Version::own());
+        Error::Version(format!(
+            "the server on {host} is {version}, and this is {own}: servers of a cluster may be at most one minor version \
+             apart"
+        ))
+    }
+}
+
+/// Servers of versions that do not work with this one, also those that have ended without removing their Lease.
+async fn incompatible(store: &Store) -> Result<Vec<Server>, Error> {
     let request = ListRequest {
         prefix: server_leases(),
         from: None,
@@ -132,23 +176,13 @@ async fn living(store: &Store) -> Result<Vec<(String, Version)>, Error> {
         freshness: Freshness::Newest,
         skip_unreadable: false,
     };
-    let now = Timestamp::now();
     let entries = store.list(request).await?.entries;
-    let running = entries
+    let servers = entries
         .iter()
-        .filter_map(|entry| running(&entry.object.bytes(), now));
-    Ok(running.collect())
-}
-
-/// Host and version of a Lease's server, if it is running.
-fn running(lease: &[u8], now: Timestamp) -> Option<(String, Version)> {
-    let lease: serde_json::Value = serde_json::from_slice(lease).ok()?;
-    let renewed: Timestamp = lease["spec"]["renewTime"].as_str()?.parse().ok()?;
-    let metadata = &lease["metadata"];
-    let version = metadata["annotations"][apiserver::VERSION_ANNOTATION].as_str()?;
-    let host = metadata["labels"]["kubernetes.io/hostname"].as_str()?;
-    let version = version.parse().ok()?;
-    (now.duration_since(renewed) < RECENT).then(|| (host.to_owned(), version))
+        .filter_map(|entry| Server::new(&entry.object.bytes()));
+    Ok(servers
+        .filter(|server| !Version::own().works_with(server.version))
+        .collect())
 }
 
 /// Rejects a server that is incompatible with this agent.
@@ -212,10 +246,13 @@ mod tests {
             let metadata = json!({"annotations": annotations, "labels": labels});
             json!({"metadata": metadata, "spec": {"renewTime": renewed}}).to_string()
         };
-        let found = running(lease("2026-01-01T00:00:05.000000Z").as_bytes(), now);
-        assert_eq!(found, Some(("one".to_owned(), version("v1.35.1"))));
-        let gone = running(lease("2025-12-31T23:59:00.000000Z").as_bytes(), now);
-        assert_eq!(gone, None);
+        let server = |renewed| Server::new(lease(renewed).as_bytes()).unwrap();
+        let found = server("2026-01-01T00:00:05.000000Z");
+        assert_eq!((&*found.host, found.version), ("one", version("v1.35.1")));
+        assert!(found.is_recent(now));
+        let earlier = server("2025-12-31T23:59:00.000000Z");
+        assert!(!earlier.is_recent(now) && earlier != found);
+        assert_eq!(Server::new(b"{}"), None);
     }
 
     #[test]
