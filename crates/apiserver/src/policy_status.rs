@@ -1,14 +1,15 @@
 //! The status of ValidatingAdmissionPolicies: observedGeneration and the findings of type checking.
 //! Upstream's controller manager writes it; here the API server does, because it knows all schemas,
-//! as the same service account.
+//! as the same service account. What fails, because the store is unavailable for example, is tried again.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use http::{Method, StatusCode};
 use kinds::tree;
 use machinery::{Object, Value, json::json};
-use registry::Table;
+use registry::{Reader, Table};
 use request::Client;
+use stdx::Backoff;
 use tokio::sync::Notify;
 
 use crate::{LocalService, User, pipeline::Core};
@@ -18,6 +19,8 @@ const GROUP: &str = "admissionregistration.k8s.io";
 const PLURAL: &str = "validatingadmissionpolicies";
 /// The name of upstream's controller.
 const CONTROLLER: &str = "validatingadmissionpolicy-status-controller";
+const RETRY_INITIAL: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// Keeps the statuses up to date for as long as the server runs.
 pub(crate) async fn keep(core: Arc<Core>) {
@@ -29,25 +32,33 @@ pub(crate) async fn keep(core: Arc<Core>) {
     let changed = Notify::new();
     let watch = core.reader.tell_of_changes(GROUP, PLURAL, &changed);
     let work = async {
+        let mut backoff = Backoff::new(RETRY_INITIAL, RETRY_MAX);
         loop {
             changed.notified().await;
-            follow(&core, &api).await;
+            if follow(&core.reader, &api).await {
+                backoff.reset();
+            } else {
+                core.config.clock.sleep(backoff.step()).await;
+                changed.notify_one();
+            }
         }
     };
     tokio::join!(watch, work);
 }
 
-async fn follow(core: &Core, api: &LocalService) {
-    let Ok(policies) = core.reader.list_readable(GROUP, PLURAL).await else {
-        // The next change lists the policies again.
-        return;
+/// Returns whether all statuses are written, or cannot be.
+async fn follow(reader: &Reader, api: &dyn Client) -> bool {
+    let Ok(policies) = reader.list_readable(GROUP, PLURAL).await else {
+        return false;
     };
-    let table = core.reader.table();
+    let table = reader.table();
+    let mut is_done = true;
     for policy in policies.parsed() {
         if let Some(status) = wanted(&policy, &table) {
-            write(api, tree::name(&policy), status).await;
+            is_done &= write(api, tree::name(&policy), status).await;
         }
     }
+    is_done
 }
 
 /// The new status of a policy whose generation was not observed yet.
@@ -62,7 +73,8 @@ fn wanted(policy: &Object, table: &Table) -> Option<Value> {
     })
 }
 
-async fn write(api: &LocalService, name: &str, status: Value) {
+/// Returns false if the write may succeed later.
+async fn write(api: &dyn Client, name: &str, status: Value) -> bool {
     let object = json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicy",
@@ -71,26 +83,68 @@ async fn write(api: &LocalService, name: &str, status: Value) {
     });
     let path = format!("/apis/{GROUP}/v1/{PLURAL}/{name}/status");
     let path = format!("{path}?fieldManager={CONTROLLER}&force=true");
-    let why = match api
+    let (is_done, why) = match api
         .ask(Method::PATCH, &path, object.as_object().cloned())
         .await
     {
-        Ok((status, _)) if status.is_success() || status == StatusCode::NOT_FOUND => return,
-        Ok((_, answer)) => tree::text(tree::get(&answer, "message")).to_owned(),
-        Err(why) => why,
+        Ok((status, _)) if status.is_success() || status == StatusCode::NOT_FOUND => return true,
+        Ok((status, answer)) => {
+            let passes = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
+            (
+                !passes,
+                tree::text(tree::get(&answer, "message")).to_owned(),
+            )
+        }
+        Err(why) => (false, why),
     };
     tracing::warn!(
         name,
         why,
         "cannot update the status of a ValidatingAdmissionPolicy"
     );
+    is_done
 }
 
 #[cfg(test)]
 mod tests {
+    use async_trait::async_trait;
+    use parking_lot::Mutex;
+
     use super::*;
     use crate::Registry;
     use registry_testing::object;
+
+    /// Answers with these codes, one after the other.
+    struct Answers(Mutex<Vec<u16>>);
+
+    #[async_trait]
+    impl Client for Answers {
+        async fn ask(
+            &self,
+            _: Method,
+            _: &str,
+            _: Option<Object>,
+        ) -> Result<(StatusCode, Object), String> {
+            let code = self.0.lock().remove(0);
+            Ok((StatusCode::from_u16(code).unwrap(), Object::new()))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_status_is_written_again_after_errors_that_pass() {
+        for (code, is_done) in [
+            (200, true),
+            (404, true),
+            (422, true),
+            (500, false),
+            (503, false),
+            (429, false),
+        ] {
+            let api = Answers(Mutex::new(vec![code]));
+            assert_eq!(write(&api, "p", json!({})).await, is_done, "{code}");
+            assert!(api.0.lock().is_empty());
+        }
+    }
 
     #[test]
     fn a_generation_is_type_checked_once() {

@@ -17,6 +17,8 @@ pub(super) struct Forms {
     table: Arc<Table>,
     /// `None` if the request is not for a stored resource.
     resource: Option<Arc<Resource>>,
+    /// Empty for the object itself.
+    subresource: String,
     /// Whether the body is an object of the resource, not of a subresource's kind.
     pub(super) is_whole: bool,
 }
@@ -33,6 +35,7 @@ impl Forms {
         Self {
             is_whole,
             resource,
+            subresource: attributes.subresource.to_owned(),
             table,
         }
     }
@@ -47,12 +50,16 @@ impl Forms {
         self.table.get(group, version, resource)
     }
 
-    /// All versions of the request. The kind of a subresource is the same in all of them.
+    /// All versions of the request: a version may lack the subresource. The kind of a subresource is the same in all of
+    /// them.
     pub(super) fn equivalents<'a>(&'a self, own: &Matched<'a>) -> Vec<Matched<'a>> {
         let Some(resource) = &self.resource else {
             return Vec::new();
         };
         let same = self.table.same_objects(resource);
+        let name = self.subresource.as_str();
+        let same =
+            same.filter(|other| name.is_empty() || other.kind.subresources().contains(&name));
         same.map(|other| Matched {
             resource: GroupVersionResource {
                 group: &other.group,

@@ -84,15 +84,26 @@ impl<P> Index<P> {
                 Some(names.into_iter().map(str::to_owned).collect())
             })
             .collect();
-        let names: Vec<&String> = named.iter().flatten().flatten().collect();
-        for name in names {
-            let about = |at: &usize| named[*at].as_ref().is_none_or(|all| all.contains(name));
-            let places = (0..index.bound.len()).filter(about).collect();
-            index.by_resource.insert(name.clone(), places);
+        for name in named.iter().flatten().flatten() {
+            index.by_resource.entry(name.clone()).or_default();
         }
-        index.everywhere = (0..index.bound.len())
-            .filter(|at| named[*at].is_none())
-            .collect();
+        for (at, names) in named.into_iter().enumerate() {
+            let Some(names) = names else {
+                let lists = index.by_resource.values_mut();
+                lists
+                    .chain([&mut index.everywhere])
+                    .for_each(|list| list.push(at));
+                continue;
+            };
+            for name in names {
+                // A policy may name a resource several times.
+                if let Some(list) = index.by_resource.get_mut(&name)
+                    && list.last() != Some(&at)
+                {
+                    list.push(at);
+                }
+            }
+        }
         index
     }
 
@@ -145,6 +156,11 @@ mod tests {
             policy("b", "1", "pods/*"),
             policy("a", "1", "nodes"),
             policy("unbound", "1", "pods"),
+            object(json!({
+                "metadata": {"name": "d"},
+                "spec": {"matchConstraints": {"resourceRules": [{"operations": ["*"], "apiGroups": ["*"],
+                    "apiVersions": ["*"], "resources": ["nodes", "pods", "nodes/status", "pods/status"]}]}},
+            })),
         ];
         let bindings = [
             binding("z", "b"),
@@ -152,10 +168,11 @@ mod tests {
             binding("x", "a"),
             binding("w", "c"),
             binding("v", "gone"),
+            binding("u", "d"),
         ];
         let index = Index::read(&policies, &bindings, &Index::default(), |_| ());
-        assert_eq!(names(&index, "pods"), ["b", "c"]);
-        assert_eq!(names(&index, "nodes"), ["a", "c"]);
+        assert_eq!(names(&index, "pods"), ["b", "c", "d"]);
+        assert_eq!(names(&index, "nodes"), ["a", "c", "d"]);
         assert_eq!(names(&index, "secrets"), ["c"]);
         let bound = index.about("pods").next().unwrap();
         let bindings: Vec<&str> = bound.bindings.iter().map(|b| b.name.as_str()).collect();
