@@ -4,7 +4,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use client::{Informer, kube};
-use dns::corefile::{self, ParseContext};
+use dns::{
+    cluster::CUSTOM,
+    corefile::{self, ParseContext},
+};
 use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 use lifecycle::{Context, Run, Service};
 use reconcile::{Kind, Recorder};
@@ -29,26 +32,37 @@ impl Service for CorefileReport {
     fn run(self: Arc<Self>, context: Context) -> Run {
         Box::pin(async move {
             let (namespace, name) = dns::cluster::SETTINGS;
-            let maps = Informer::<ConfigMap>::builder(self.client.clone())
-                .namespace(namespace)
-                .fields(format!("metadata.name={name}"))
-                .start(&context);
+            let follow = |name: &str| {
+                Informer::<ConfigMap>::builder(self.client.clone())
+                    .namespace(namespace)
+                    .fields(format!("metadata.name={name}"))
+                    .start(&context)
+            };
+            let (maps, customs) = (follow(name), follow(CUSTOM));
             let recorder = Recorder::start(&context, self.client.clone(), "dns");
-            let mut events = maps.subscribe();
+            let (mut events, mut others) = (maps.subscribe(), customs.subscribe());
             context.ready();
+            let synced = async { tokio::join!(maps.synced(), customs.synced()) };
+            tokio::select! {
+                ((), ()) = synced => {},
+                () = context.shutdown() => return Ok(()),
+            }
             loop {
-                tokio::select! {
-                    event = events.next() => match event {
-                        None => return Err("the informer of the Corefile ended".into()),
-                        Some(_) => if let Some(map) = maps.get(namespace, name) {
-                            let domain = &self.settings.cluster_domain;
-                            for (reason, message) in findings(&map, domain) {
-                                let about = reference(&map);
-                                recorder.event(&about, Kind::Warning, reason, message);
-                            }
-                        },
-                    },
+                let event = tokio::select! {
+                    event = events.next() => event,
+                    event = others.next() => event,
                     () = context.shutdown() => return Ok(()),
+                };
+                if event.is_none() {
+                    return Err("the informer of the Corefile ended".into());
+                }
+                if let Some(map) = maps.get(namespace, name) {
+                    let custom = customs.get(namespace, CUSTOM);
+                    let files = dns::cluster::files(Some(&map), custom.as_deref());
+                    for (reason, message) in findings(&files, &self.settings.cluster_domain) {
+                        let about = reference(&map);
+                        recorder.event(&about, Kind::Warning, reason, message);
+                    }
                 }
             }
         })
@@ -69,9 +83,7 @@ fn reference(map: &ConfigMap) -> ObjectReference {
 }
 
 /// Reasons and messages of the parts without effect.
-fn findings(map: &ConfigMap, cluster_domain: &str) -> Vec<(&'static str, String)> {
-    let none = BTreeMap::new();
-    let files = map.data.as_ref().unwrap_or(&none);
+fn findings(files: &BTreeMap<String, String>, cluster_domain: &str) -> Vec<(&'static str, String)> {
     let Some(text) = files.get(corefile::KEY) else {
         let message = format!("no key {:?}: using the default", corefile::KEY);
         return vec![("CorefileMissing", message)];
@@ -104,12 +116,8 @@ mod tests {
     #[test]
     fn corefile_settings_without_effect_are_reported() {
         let reasons = |text: Option<&str>| {
-            let data = text.map(|text| BTreeMap::from([("Corefile".to_owned(), text.to_owned())]));
-            let map = ConfigMap {
-                data,
-                ..ConfigMap::default()
-            };
-            let found = findings(&map, "cluster.local");
+            let file = text.map(|text| ("Corefile".to_owned(), text.to_owned()));
+            let found = findings(&file.into_iter().collect(), "cluster.local");
             found.iter().map(|(reason, _)| *reason).collect::<Vec<_>>()
         };
         assert_eq!(reasons(None), ["CorefileMissing"]);

@@ -2,7 +2,7 @@
 //! blocks no port. Pure.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     sync::Arc,
 };
 
@@ -40,8 +40,9 @@ pub(super) fn refusal(
     // A Service keeps the ports it has, until its status shows that it was rejected.
     let mut owners: BTreeMap<Port, &Service> = BTreeMap::new();
     for holder in &all {
+        let given = given_ports(holder);
         let held = ports(holder).into_iter();
-        for port in held.filter(|port| has_port(holder, port)) {
+        for port in held.filter(|port| given.has(port)) {
             owners.entry(port).or_insert(holder);
         }
     }
@@ -84,16 +85,36 @@ fn refused_by(
     None
 }
 
-/// Whether a Service has a port by its status; a status without ports means all of them.
-fn has_port(service: &Service, (protocol, number): &Port) -> bool {
+/// The ports that a Service has by its status; a status without ports means all of them. A user chooses how many there
+/// are.
+enum GivenPorts<'a> {
+    All,
+    Some(HashSet<(&'a str, i32)>),
+}
+
+impl GivenPorts<'_> {
+    fn has(&self, (protocol, number): &Port) -> bool {
+        match self {
+            Self::All => true,
+            Self::Some(ports) => ports.contains(&(protocol.as_str(), *number)),
+        }
+    }
+}
+
+fn given_ports(service: &Service) -> GivenPorts<'_> {
     let status = service.status.as_ref();
     let balancer = status.and_then(|status| status.load_balancer.as_ref());
-    let ingress = balancer.and_then(|balancer| balancer.ingress.as_ref());
-    ingress.into_iter().flatten().any(|ingress| {
-        let mut ports = ingress.ports.iter().flatten().peekable();
-        ports.peek().is_none()
-            || ports.any(|port| port.port == *number && port.protocol == *protocol)
-    })
+    let ingress = balancer.and_then(|balancer| balancer.ingress.as_deref());
+    let lists = ingress.unwrap_or_default().iter();
+    let mut lists = lists.map(|ingress| ingress.ports.as_deref().unwrap_or_default());
+    if lists.clone().any(<[_]>::is_empty) {
+        return GivenPorts::All;
+    }
+    let mut given = HashSet::new();
+    for ports in &mut lists {
+        given.extend(ports.iter().map(|port| (port.protocol.as_str(), port.port)));
+    }
+    GivenPorts::Some(given)
 }
 
 #[cfg(test)]
