@@ -371,6 +371,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_page_comes_with_the_token_of_the_next_one_unless_it_is_the_last() {
+        for (token, expected) in [
+            (json!("x"), Some("x")),
+            (json!(""), None),
+            (json!(null), None),
+        ] {
+            let items = json!([{"metadata": {"name": "a"}}, {"metadata": {"name": "b"}}]);
+            let (client, asked) =
+                answering(json!({"metadata": {"continue": token}, "items": items}));
+            let pods: Api<Pod> = Api::namespaced(client, "default");
+            let params = ListParams::default().limit(2).continue_token("w");
+            let (found, next) = pods.page(&params).await.unwrap();
+            assert_eq!((found.len(), next.as_deref()), (2, expected));
+            let path = "/api/v1/namespaces/default/pods?&limit=2&continue=w";
+            assert_eq!(*asked.lock().unwrap(), [path]);
+        }
+    }
+
+    #[tokio::test]
     async fn answers_are_read_with_nulls_in_required_places() {
         let condition = json!({
             "type": "DisruptionAllowed", "status": "True", "reason": "r", "message": "",

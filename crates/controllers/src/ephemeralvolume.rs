@@ -9,6 +9,7 @@ use kube::api::ObjectMeta;
 use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Writer, storage::claim_name};
 
 use crate::{
+    members::Facts,
     metrics::Metrics,
     shared::{CLAIM, Shared, claimed_key, controller_of, controller_reference},
 };
@@ -35,11 +36,14 @@ pub fn start(shared: &Arc<Shared>) {
     let pods = controller.pods.clone();
     shared
         .controller(&controller)
-        .watches_with(&controller.pods, |event| match event {
-            // A pod's volumes never change, and the garbage collector deletes its claims.
-            Event::Added(pod) if has_ephemeral(pod) => vec![Key::from_object(&**pod)],
-            _ => Vec::new(),
-        })
+        .watches_with(
+            &controller.pods.only(Facts::has_claims),
+            |event| match event {
+                // A pod's volumes never change, and the garbage collector deletes its claims.
+                Event::Added(pod) if has_ephemeral(pod) => vec![Key::from_object(&**pod)],
+                _ => Vec::new(),
+            },
+        )
         .watches_with(controller.claims.cache(), move |event| match event {
             Event::Deleted(claim) => {
                 let key = Key::from_object(&**claim);

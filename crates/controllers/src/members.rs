@@ -13,9 +13,39 @@ use reconcile::Selector;
 
 use crate::{
     endpointslice::view::addresses,
-    pods,
-    shared::{OWNER, claims_of, orphans_of},
+    job, pods, resourceclaim,
+    shared::{OWNER, claims_of, controller_of, orphans_of},
 };
+
+/// The kind of a pod's controller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OwnerKind {
+    None,
+    ReplicaSet,
+    ReplicationController,
+    DaemonSet,
+    StatefulSet,
+    Job,
+    Other,
+}
+
+impl OwnerKind {
+    fn of(pod: &Pod) -> Self {
+        let owner = controller_of(pod);
+        owner.map_or(Self::None, |owner| Self::from_name(&owner.kind))
+    }
+
+    fn from_name(kind: &str) -> Self {
+        match kind {
+            "ReplicaSet" => Self::ReplicaSet,
+            "ReplicationController" => Self::ReplicationController,
+            "DaemonSet" => Self::DaemonSet,
+            "StatefulSet" => Self::StatefulSet,
+            "Job" => Self::Job,
+            _ => Self::Other,
+        }
+    }
+}
 
 /// The facts of a pod that decide about the pods of a workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +59,9 @@ pub(crate) struct Facts {
     deletion_cost: i32,
     restarts: i32,
     has_claims: bool,
+    has_device_claims: bool,
+    is_tracked: bool,
+    owner: OwnerKind,
     node: Box<str>,
     addresses: Box<[IpAddr]>,
 }
@@ -45,6 +78,9 @@ impl Facts {
             deletion_cost: deletion_cost(pod),
             restarts: pods::restarts(pod),
             has_claims: !claims_of(pod).is_empty(),
+            has_device_claims: resourceclaim::decide::has_claims(pod),
+            is_tracked: job::is_tracked(pod),
+            owner: OwnerKind::of(pod),
             node: pods::node(pod).into(),
             addresses: addresses(pod).into(),
         }
@@ -83,6 +119,21 @@ impl Facts {
     /// Whether it has volumes of PersistentVolumeClaims.
     pub(crate) fn has_claims(&self) -> bool {
         self.has_claims
+    }
+
+    /// Whether it has ResourceClaims, or entries for such.
+    pub(crate) fn has_device_claims(&self) -> bool {
+        self.has_device_claims
+    }
+
+    /// Whether it has the finalizer of Jobs.
+    pub(crate) fn is_tracked(&self) -> bool {
+        self.is_tracked
+    }
+
+    /// Whether a controller of this kind controls it, or none does.
+    pub(crate) fn concerns(&self, kind: &str) -> bool {
+        self.owner == OwnerKind::None || self.owner == OwnerKind::from_name(kind)
     }
 
     /// The name of its node; empty if it has none.
@@ -238,7 +289,9 @@ pub(crate) fn deletion_order(members: &mut [Member], related: &[Member], now: Ti
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::ContainerStatus;
+    use k8s_openapi::{
+        api::core::v1::ContainerStatus, apimachinery::pkg::apis::meta::v1::OwnerReference,
+    };
 
     use super::*;
     use crate::{
@@ -256,6 +309,30 @@ mod tests {
         deletion_order(&mut members, &related, at(1000));
         let names = members.iter().map(|member| member.entry().name());
         names.map(ToOwned::to_owned).collect()
+    }
+
+    #[test]
+    fn a_pod_concerns_the_kind_of_its_controller_or_all_kinds() {
+        let owned = |kind: Option<&str>| {
+            let mut pod = pod("a", None);
+            pod.metadata.owner_references = kind.map(|kind| {
+                vec![OwnerReference {
+                    kind: kind.into(),
+                    controller: Some(true),
+                    ..Default::default()
+                }]
+            });
+            Facts::new(&pod)
+        };
+        for (owner, kind, expected) in [
+            (None, "Job", true),
+            (Some("Job"), "Job", true),
+            (Some("ReplicaSet"), "Job", false),
+            (Some("Game"), "Job", false),
+            (Some("DaemonSet"), "DaemonSet", true),
+        ] {
+            assert_eq!(owned(owner).concerns(kind), expected, "{owner:?} {kind}");
+        }
     }
 
     #[test]

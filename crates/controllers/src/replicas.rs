@@ -18,7 +18,7 @@ use reconcile::{Action, Controller, Error, Key, Recorder, Selector, Writer};
 
 use crate::{
     claim,
-    members::{self, Member},
+    members::{self, Facts, Member},
     podcontrol,
     selecting::{Selecting, keys_selecting},
     shared::{OWNER, REST, Shared, Watched, controller_of},
@@ -76,7 +76,10 @@ pub(crate) fn start<K: Owner>(shared: &Arc<Shared>) {
         .watches(controller.owners.cache())
         .owns_if(
             members::concerns_workload,
-            controller.pods.cache(),
+            &controller
+                .pods
+                .cache()
+                .only(|facts: &Facts| facts.concerns(<K as k8s_openapi::Resource>::KIND)),
             <K as k8s_openapi::Resource>::KIND,
             move |pod| keys_selecting(&owners, pod),
         )

@@ -5,6 +5,7 @@
 mod world;
 
 use apiserver::User;
+use futures::StreamExt;
 use k8s_openapi::{
     ByteString,
     api::{
@@ -471,4 +472,27 @@ async fn cluster_info_is_signed_by_the_tokens_that_may() {
         })
         .await;
     world.stop.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quota_counts_more_objects_than_one_page_has() {
+    let world = World::new().await;
+    let maps = world.api::<ConfigMap>("default");
+    let create = async |number: usize| {
+        let map = json!({"metadata": {"name": format!("m{number}")}});
+        let map = serde_json::from_value(map).unwrap();
+        maps.create(&PostParams::default(), &map).await.unwrap();
+    };
+    futures::stream::iter(0..510)
+        .for_each_concurrent(32, create)
+        .await;
+    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"count/configmaps": "600"}}});
+    world.create::<ResourceQuota>("default", quota).await;
+    let quotas = world.api::<ResourceQuota>("default");
+    soon("the count", || async {
+        let used = quotas.get("q").await.unwrap().status?.used?;
+        // And the ConfigMap of the root CA.
+        (used["count/configmaps"].0 == "511").then_some(())
+    })
+    .await;
 }

@@ -382,7 +382,7 @@ mod tests {
                 .collect()
         });
         cache.add_index("node", keys);
-        let (sender, receiver) = channel(cache.decoded.clone());
+        let (sender, receiver) = channel(cache.decoded.clone(), None);
         cache.subscribe(sender);
         (cache, receiver)
     }
@@ -451,7 +451,7 @@ mod tests {
     fn a_late_subscriber_begins_with_everything_there_is() {
         let (mut cache, _events) = cache();
         cache.upsert(pod("a", "1", 1, "n"));
-        let (sender, mut late) = channel(cache.decoded.clone());
+        let (sender, mut late) = channel(cache.decoded.clone(), None);
         cache.subscribe(sender);
         cache.remove("default", "a", Some(pod("a", "1", 2, "n")));
         assert_eq!(received(&mut late), ["+1", "-2"]);

@@ -32,6 +32,7 @@ use shared::Shared;
 use slot::{Decoded, Slot};
 use stdx::exposition::Exposition;
 pub use subscription::Subscription;
+use subscription::Wants;
 use waiters::DeletingObject;
 
 /// A type that an informer can hold.
@@ -221,6 +222,8 @@ async fn sweep(decoded: Arc<Decoded>) {
 /// A shared, indexed, read-only cache of a kind's objects. Clones share it.
 pub struct Informer<K> {
     shared: Arc<Shared>,
+    /// Which changes subscriptions get.
+    wants: Option<Wants>,
     kind: PhantomData<fn() -> K>,
 }
 
@@ -228,6 +231,7 @@ impl<K> Clone for Informer<K> {
     fn clone(&self) -> Self {
         Self {
             shared: self.shared.clone(),
+            wants: self.wants.clone(),
             kind: PhantomData,
         }
     }
@@ -261,7 +265,18 @@ impl<K: Object> Informer<K> {
     fn from_cache(cache: Cache) -> Self {
         Self {
             shared: Arc::new(Shared::new(cache)),
+            wants: None,
             kind: PhantomData,
+        }
+    }
+
+    /// The same informer, whose subscriptions leave out changes of objects that `wants` rejects by their summary, before
+    /// and after the change. A reader that few objects concern is not woken for the others.
+    pub fn only<S: 'static>(&self, wants: fn(&S) -> bool) -> Self {
+        let wants: Wants = Arc::new(move |summary| summary.downcast_ref::<S>().is_none_or(wants));
+        Self {
+            wants: Some(wants),
+            ..self.clone()
         }
     }
 
@@ -356,7 +371,8 @@ impl<K: Object> Informer<K> {
 
     /// Subscribes: every existing object as `Added`, then every change.
     pub fn subscribe(&self) -> Subscription<K> {
-        let (sender, subscription) = subscription::channel(self.shared.decoded.clone());
+        let decoded = self.shared.decoded.clone();
+        let (sender, subscription) = subscription::channel(decoded, self.wants.clone());
         self.shared.cache.write().subscribe(sender);
         subscription
     }

@@ -2,6 +2,7 @@
 //! merged: the queue is bounded by the number of objects, not by how often they change.
 
 use std::{
+    any::Any,
     collections::{HashMap, VecDeque},
     marker::PhantomData,
     sync::Arc,
@@ -66,8 +67,15 @@ struct Buffer {
     decoded: Arc<Decoded>,
 }
 
+/// Whether changes of an object with this summary are wanted.
+pub(super) type Wants = Arc<dyn Fn(&(dyn Any + Send + Sync)) -> bool + Send + Sync>;
+
 /// The informer's end; dropping it ends the subscription.
-pub(super) struct Sender(Arc<Buffer>);
+pub(super) struct Sender {
+    buffer: Arc<Buffer>,
+    /// `None` if all changes are wanted.
+    wants: Option<Wants>,
+}
 
 /// A queue of changes. No final state is lost: an object that changes repeatedly before it is read
 /// may be seen only in its last version, and one that was added and deleted meanwhile not at all.
@@ -78,7 +86,7 @@ pub struct Subscription<K> {
     kind: PhantomData<fn() -> K>,
 }
 
-pub(super) fn channel<K>(decoded: Arc<Decoded>) -> (Sender, Subscription<K>) {
+pub(super) fn channel<K>(decoded: Arc<Decoded>, wants: Option<Wants>) -> (Sender, Subscription<K>) {
     let state = State {
         events: VecDeque::new(),
         merge_at: MERGE_AT,
@@ -95,21 +103,24 @@ pub(super) fn channel<K>(decoded: Arc<Decoded>) -> (Sender, Subscription<K>) {
         with_old: true,
         kind: PhantomData,
     };
-    (Sender(buffer), subscription)
+    (Sender { buffer, wants }, subscription)
 }
 
 impl Sender {
     /// The number of queued changes.
     pub(super) fn len(&self) -> usize {
-        self.0.state.lock().events.len()
+        self.buffer.state.lock().events.len()
     }
 
     /// Queues a change; returns false if the subscription was dropped.
     pub(super) fn send(&self, event: Change) -> bool {
-        if Arc::strong_count(&self.0) == 1 {
+        if Arc::strong_count(&self.buffer) == 1 {
             return false;
         }
-        let mut state = self.0.state.lock();
+        if !self.is_wanted(&event) {
+            return true;
+        }
+        let mut state = self.buffer.state.lock();
         state.events.push_back(event);
         if state.events.len() >= state.merge_at {
             let events = std::mem::take(&mut state.events);
@@ -118,18 +129,29 @@ impl Sender {
         }
         let reader = state.reader.clone();
         drop(state);
-        self.0.notify(reader);
+        self.buffer.notify(reader);
         true
+    }
+
+    fn is_wanted(&self, change: &Change) -> bool {
+        let Some(wants) = &self.wants else {
+            return true;
+        };
+        let is_wanted = |slot: &Slot| slot.summary().is_none_or(|summary| wants(summary));
+        match change {
+            Change::Added(slot) | Change::Deleted(slot) => is_wanted(slot),
+            Change::Modified { old, new } => is_wanted(old) || is_wanted(new),
+        }
     }
 }
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
+        let mut state = self.buffer.state.lock();
         state.closed = true;
         let reader = state.reader.clone();
         drop(state);
-        self.0.notify(reader);
+        self.buffer.notify(reader);
     }
 }
 
@@ -304,7 +326,7 @@ mod tests {
     #[test]
     fn a_slow_subscriber_holds_as_many_changes_as_there_are_objects() {
         let (sender, mut subscription) =
-            channel::<ConfigMap>(Arc::new(Decoded::new::<ConfigMap>()));
+            channel::<ConfigMap>(Arc::new(Decoded::new::<ConfigMap>()), None);
         for version in 2..100_000 {
             assert!(sender.send(change(["a", "b", "c"][version as usize % 3], version)));
         }
@@ -317,7 +339,8 @@ mod tests {
 
     #[test]
     fn a_subscription_without_old_versions_has_only_the_newest() {
-        let (sender, subscription) = channel::<ConfigMap>(Arc::new(Decoded::new::<ConfigMap>()));
+        let (sender, subscription) =
+            channel::<ConfigMap>(Arc::new(Decoded::new::<ConfigMap>()), None);
         let mut subscription = subscription.without_old();
         sender.send(change("a", 2));
         sender.send(Change::Deleted(object("a", 3)));
@@ -331,7 +354,7 @@ mod tests {
     #[test]
     fn memory_for_many_changes_goes_when_they_are_read() {
         let (sender, mut subscription) =
-            channel::<ConfigMap>(Arc::new(Decoded::new::<ConfigMap>()));
+            channel::<ConfigMap>(Arc::new(Decoded::new::<ConfigMap>()), None);
         for number in 0..2 * MERGE_AT {
             assert!(sender.send(Change::Added(object(&number.to_string(), 1))));
         }
@@ -342,8 +365,8 @@ mod tests {
     #[tokio::test]
     async fn one_reader_is_notified_of_several_subscriptions() {
         let decoded = Arc::new(Decoded::new::<ConfigMap>());
-        let (one, first) = channel::<ConfigMap>(decoded.clone());
-        let (other, second) = channel::<ConfigMap>(decoded);
+        let (one, first) = channel::<ConfigMap>(decoded.clone(), None);
+        let (other, second) = channel::<ConfigMap>(decoded, None);
         one.send(change("a", 2));
         let reader = Arc::new(Notify::new());
         let (mut first, mut second) = (first.notifying(&reader), second.notifying(&reader));
@@ -360,10 +383,52 @@ mod tests {
     #[tokio::test]
     async fn a_subscription_ends_with_its_informer() {
         let (sender, mut subscription) =
-            channel::<ConfigMap>(Arc::new(Decoded::new::<ConfigMap>()));
+            channel::<ConfigMap>(Arc::new(Decoded::new::<ConfigMap>()), None);
         sender.send(change("a", 2));
         drop(sender);
         assert!(subscription.next().await.is_some());
         assert!(subscription.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn only_changes_of_objects_with_a_wanted_summary_are_queued() {
+        let refused = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("no server"))
+        });
+        let informer = crate::Informer::<ConfigMap>::builder(crate::in_process(refused));
+        let informer = informer.summary(|map: &ConfigMap| map.immutable).offline();
+        let put = |name: &str, version: u32, immutable: bool| {
+            informer.upsert(ConfigMap {
+                metadata: ObjectMeta {
+                    name: Some(name.into()),
+                    uid: Some(name.into()),
+                    resource_version: Some(version.to_string()),
+                    ..Default::default()
+                },
+                immutable: Some(immutable),
+                ..Default::default()
+            });
+        };
+        put("before", 1, true);
+        put("unwanted", 2, false);
+        let wanted = informer.only(|immutable: &Option<bool>| *immutable == Some(true));
+        let mut events = wanted.subscribe();
+        let mut all = informer.subscribe();
+        put("unwanted", 3, false);
+        put("unwanted", 4, true);
+        put("unwanted", 5, false);
+        put("unwanted", 6, false);
+        informer.remove("", "unwanted");
+        informer.remove("", "before");
+        let version = |map: &ConfigMap| map.metadata.resource_version.clone().unwrap();
+        let seen: Vec<_> = std::iter::from_fn(|| events.try_next())
+            .map(|event| match event {
+                Event::Added(new) => format!("+{}", version(&new)),
+                Event::Modified { old, new } => format!("{}→{}", version(&old), version(&new)),
+                Event::Deleted(old) => format!("-{}", version(&old)),
+            })
+            .collect();
+        assert_eq!(seen, ["+1", "3→4", "4→5", "-1"]);
+        assert_eq!(std::iter::from_fn(|| all.try_next()).count(), 8);
     }
 }

@@ -30,7 +30,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::{
-    members::Member,
+    members::{Facts, Member},
     pods::is_terminal,
     shared::{ATTACHED, CLAIM, NODE, Shared, claimed_key, claims_of},
 };
@@ -104,7 +104,7 @@ pub fn start(shared: &Arc<Shared>) {
         .watches_with(controller.nodes.cache(), move |event| {
             node_event(event, &memory)
         })
-        .watches_with(&controller.pods, pod_event)
+        .watches_with(&controller.pods.only(Facts::has_claims), pod_event)
         .watches_with(&controller.claims, move |event| {
             let key = Key::from_object(&**event.object());
             of_claims.nodes_of_claim(&key.namespace, &key.name)

@@ -25,7 +25,7 @@ use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer
 use crate::{
     claim,
     history::{self, History, Newest},
-    members::{self, Member},
+    members::{self, Facts, Member},
     podcontrol,
     selecting::keys_selecting,
     shared::{NODE, REST, Shared, controller_of},
@@ -64,6 +64,7 @@ pub fn start(shared: &Arc<Shared>) {
         recorder: shared.recorder(ACCOUNT, COMPONENT),
         backoffs: Mutex::default(),
     });
+    let pods = controller.pods.cache();
     let (sets, concerned) = (controller.sets.cache().clone(), controller.clone());
     shared
         .controller(&controller)
@@ -71,7 +72,7 @@ pub fn start(shared: &Arc<Shared>) {
         .watches(controller.sets.cache())
         .owns_if(
             members::concerns_workload,
-            controller.pods.cache(),
+            &pods.only(|facts: &Facts| facts.concerns("DaemonSet")),
             "DaemonSet",
             move |pod| keys_selecting(&sets, pod),
         )

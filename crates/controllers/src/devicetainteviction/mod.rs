@@ -18,6 +18,7 @@ use reconcile::{
 };
 
 use crate::{
+    members::Facts,
     pods,
     resourceclaim::decide::{entries, is_usable_by, named},
     shared::{POOL, Shared, pool_key},
@@ -74,19 +75,22 @@ pub fn start(shared: &Arc<Shared>) {
             let all = old.into_iter().chain(new);
             all.filter(|_| !is_same).collect()
         })
-        .watches_with(controller.pods.cache(), |event| {
-            let pod = event.object();
-            let has_changed = event.old().is_none_or(|old| {
-                let statuses = |pod: &Pod| pod.status.as_ref()?.resource_claim_statuses.clone();
-                pods::node(old) != pods::node(pod) || statuses(old) != statuses(pod)
-            });
-            let is_deleted = matches!(event, Event::Deleted(_));
-            let concerns = !entries(pod).is_empty() && (has_changed || is_deleted);
-            concerns
-                .then(|| Key::from_object(&**pod))
-                .into_iter()
-                .collect()
-        })
+        .watches_with(
+            &controller.pods.cache().only(Facts::has_device_claims),
+            |event| {
+                let pod = event.object();
+                let has_changed = event.old().is_none_or(|old| {
+                    let statuses = |pod: &Pod| pod.status.as_ref()?.resource_claim_statuses.clone();
+                    pods::node(old) != pods::node(pod) || statuses(old) != statuses(pod)
+                });
+                let is_deleted = matches!(event, Event::Deleted(_));
+                let concerns = !entries(pod).is_empty() && (has_changed || is_deleted);
+                concerns
+                    .then(|| Key::from_object(&**pod))
+                    .into_iter()
+                    .collect()
+            },
+        )
         .workers(8)
         .start();
 }

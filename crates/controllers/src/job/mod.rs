@@ -24,13 +24,16 @@ use parking_lot::Mutex;
 use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer};
 
 use crate::{
-    claim, members, podcontrol,
+    claim,
+    members::{self, Facts},
+    podcontrol,
     selecting::keys_selecting,
     shared::{REST, Shared},
 };
 use backoff::Backoff;
 use decide::{Done, Round, Step, View, is_finished};
 use pod::FINALIZER;
+pub(crate) use pod::is_tracked;
 
 /// The name in [`crate::ALL`].
 pub const NAME: &str = "job";
@@ -55,15 +58,18 @@ pub fn start(shared: &Arc<Shared>) {
         recorder: shared.recorder(ACCOUNT, ACCOUNT),
         backoffs: Mutex::default(),
     });
+    let pods = controller.pods.cache();
     let jobs = controller.jobs.cache().clone();
     orphans::start(shared, jobs.clone(), controller.pods.clone());
     shared
         .controller(&controller)
         .skips(shared.metrics.job_skips.skips())
         .watches(controller.jobs.cache())
-        .owns(controller.pods.cache(), "Job", move |pod| {
-            keys_selecting(&jobs, pod)
-        })
+        .owns(
+            &pods.only(|facts: &Facts| facts.concerns("Job")),
+            "Job",
+            move |pod| keys_selecting(&jobs, pod),
+        )
         .workers(WORKERS)
         .rest(REST)
         .start();

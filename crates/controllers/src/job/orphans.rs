@@ -8,7 +8,10 @@ use k8s_openapi::api::{batch::v1::Job, core::v1::Pod};
 use reconcile::{Action, Controller, Error, Key, Writer};
 
 use super::{counted, decide::is_finished, is_foreign, pod::is_tracked, release};
-use crate::shared::{OWNER, Shared, controller_of};
+use crate::{
+    members::Facts,
+    shared::{OWNER, Shared, controller_of},
+};
 
 struct Orphans {
     jobs: Informer<Job>,
@@ -22,15 +25,18 @@ pub(super) fn start(shared: &Shared, jobs: Informer<Job>, pods: Writer<Pod>) {
     let metrics = shared.metrics.clone();
     shared
         .controller(&controller)
-        .watches_with(controller.pods.cache(), move |event| {
-            counted::finalizer_changed(&metrics, event);
-            let pod = event.object();
-            let is_orphan = is_tracked(pod) && is_orphan(pod, |pod| job_of(&lookup, pod));
-            is_orphan
-                .then(|| Key::from_object(&**pod))
-                .into_iter()
-                .collect()
-        })
+        .watches_with(
+            &controller.pods.cache().only(Facts::is_tracked),
+            move |event| {
+                counted::finalizer_changed(&metrics, event);
+                let pod = event.object();
+                let is_orphan = is_tracked(pod) && is_orphan(pod, |pod| job_of(&lookup, pod));
+                is_orphan
+                    .then(|| Key::from_object(&**pod))
+                    .into_iter()
+                    .collect()
+            },
+        )
         .watches_with(&controller.jobs, move |event| {
             let job = event.object();
             let over = matches!(event, client::Event::Deleted(_)) || is_finished(job);

@@ -25,7 +25,7 @@ pub(super) fn uid(pod: &Pod) -> &str {
 }
 
 /// Whether the pod has the tracking finalizer: it is not counted yet.
-pub(super) fn is_tracked(pod: &Pod) -> bool {
+pub(crate) fn is_tracked(pod: &Pod) -> bool {
     let mut finalizers = pod.metadata.finalizers.iter().flatten();
     finalizers.any(|finalizer| finalizer == FINALIZER)
 }

@@ -51,6 +51,13 @@ pub(crate) fn entries(pod: &Pod) -> &[PodResourceClaim] {
     claims.unwrap_or_default()
 }
 
+/// Whether a pod has entries, or a claim for extended resources.
+pub(crate) fn has_claims(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let extended = status.and_then(|status| status.extended_resource_claim_status.as_ref());
+    !entries(pod).is_empty() || extended.is_some()
+}
+
 /// The claim of an entry of a pod.
 pub(crate) fn named(pod: &Pod, entry: &PodResourceClaim) -> Named {
     if let Some(name) = &entry.resource_claim_name {

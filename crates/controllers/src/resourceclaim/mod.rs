@@ -19,6 +19,7 @@ use reconcile::{
 use serde_json::json;
 
 use crate::{
+    members::Facts,
     metrics::Metrics,
     pods,
     shared::{DEVICE_CLAIM, OWNER, Shared, device_claim_key, device_template_key},
@@ -67,7 +68,10 @@ pub fn start(shared: &Arc<Shared>) {
     let of_template = users.clone();
     shared
         .controller(&pod_claims)
-        .watches_with(pod_claims.pods.cache(), changed_pod)
+        .watches_with(
+            &pod_claims.pods.cache().only(Facts::has_device_claims),
+            changed_pod,
+        )
         .watches_with(pod_claims.claims.cache(), move |event| {
             let claim = event.object();
             let concerns = matches!(event, Event::Deleted(_)) || allocation(claim).is_some();
@@ -99,7 +103,7 @@ fn start_claims(shared: &Arc<Shared>) {
     };
     shared
         .controller(&claims)
-        .watches_with(&claims.pods, freed_claims)
+        .watches_with(&claims.pods.only(Facts::has_device_claims), freed_claims)
         .watches_with(claims.claims.cache(), move |event| {
             counts.count(event);
             match event {

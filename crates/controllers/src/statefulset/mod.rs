@@ -18,7 +18,8 @@ use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer
 use crate::{
     claim,
     history::{self, History, Newest},
-    members, podcontrol,
+    members::{self, Facts},
+    podcontrol,
     pods::is_active,
     selecting::keys_selecting,
     shared::{REST, Shared, controller_of},
@@ -52,13 +53,16 @@ pub fn start(shared: &Arc<Shared>) {
         revisions: shared.writer(ACCOUNT),
         recorder: shared.recorder(ACCOUNT, ACCOUNT),
     });
+    let pods = controller.pods.cache();
     let (sets, lookup) = (controller.sets.cache().clone(), controller.clone());
     shared
         .controller(&controller)
         .watches(controller.sets.cache())
-        .owns(controller.pods.cache(), "StatefulSet", move |pod| {
-            keys_selecting(&sets, pod)
-        })
+        .owns(
+            &pods.only(|facts: &Facts| facts.concerns("StatefulSet")),
+            "StatefulSet",
+            move |pod| keys_selecting(&sets, pod),
+        )
         .watches_with(controller.claims.cache(), move |event| {
             lookup.sets_of_claim(event)
         })
