@@ -9,7 +9,11 @@ use std::{
 use network::{PodNetwork, netns, nft::Nft};
 use network_lab::{self as lab, NODE_IP, Namespace};
 
-use super::{at, config, distant_nodes, node_routes, reach_the_second_node, request};
+use super::{
+    at, config,
+    nodes::{distant_nodes, node_routes, reach_the_second_node},
+    request,
+};
 
 const SHORT: Duration = Duration::from_millis(300);
 const PATIENCE: Duration = Duration::from_secs(10);
