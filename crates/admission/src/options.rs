@@ -198,8 +198,7 @@ impl Options {
         let read = |path: &std::path::Path| {
             std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
         };
-        let file: Configuration =
-            serde_saphyr::from_str(&read(path)?).map_err(|error| error.to_string())?;
+        let file: Configuration = machinery::yaml::from_str(&read(path)?)?;
         if file.api_version != "apiserver.config.k8s.io/v1" || file.kind != "AdmissionConfiguration"
         {
             let why =
@@ -214,7 +213,7 @@ impl Options {
                     let other = path
                         .parent()
                         .map_or_else(|| other.clone(), |p| p.join(&other));
-                    serde_saphyr::from_str(&read(&other)?).map_err(|error| error.to_string())?
+                    machinery::yaml::from_str(&read(&other)?)?
                 }
                 (None, None) => continue,
             };

@@ -212,7 +212,7 @@ impl Kubeconfig {
 
     /// Parses YAML or JSON.
     pub fn parse(text: &str) -> Result<Self, Error> {
-        serde_saphyr::from_str(text).map_err(|error| Error::Kubeconfig(error.to_string()))
+        machinery::yaml::from_str(text).map_err(Error::Kubeconfig)
     }
 
     /// A client for the named context, or the current one. Must be called inside a Tokio runtime.

@@ -27,6 +27,7 @@ pub mod schema;
 pub mod status;
 pub mod text;
 pub mod time;
+pub mod yaml;
 
 /// An API object or a part of one. Keys keep their order: `apiVersion` and `kind` come first.
 pub type Object = json::Map;

@@ -101,8 +101,7 @@ impl Credentials {
     pub fn read(path: &Path) -> Result<Self, String> {
         let failed = |why: String| format!("{}: {why}", path.display());
         let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-        let file: File =
-            serde_saphyr::from_str(&text).map_err(|error| failed(error.to_string()))?;
+        let file: File = machinery::yaml::from_str(&text).map_err(failed)?;
         let mut contexts = file.contexts.into_iter();
         let current = contexts.find(|context| context.name == file.current_context);
         let users: BTreeMap<String, User> = file

@@ -89,7 +89,7 @@ impl Policy {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let mut policy: Self = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+        let mut policy: Self = machinery::yaml::from_str(text)?;
         if policy.api_version != "audit.k8s.io/v1" || policy.kind != "Policy" {
             return Err("expected apiVersion audit.k8s.io/v1 and kind Policy".to_owned());
         }

@@ -342,7 +342,7 @@ mod tests {
             "namespace-role-bindings",
         ] {
             let text = std::fs::read_to_string(root.join(format!("{file}.yaml"))).unwrap();
-            let list: Value = serde_saphyr::from_str(&text).unwrap();
+            let list: Value = machinery::yaml::from_str(&text).unwrap();
             theirs.extend(list["items"].as_array().unwrap().iter().map(normal));
         }
         let roles = DEFAULTS.roles.iter().map(Role::to_object);

@@ -70,7 +70,7 @@ impl Key {
 impl EncryptionConfiguration {
     pub(super) fn read(text: &str) -> Result<Self, String> {
         // The parser's error messages quote the file, which contains secrets.
-        let config: Self = serde_saphyr::from_str(text)
+        let config: Self = machinery::yaml::from_str(text)
             .map_err(|_| "not a valid EncryptionConfiguration".to_owned())?;
         if config.kind != "EncryptionConfiguration" || config.api_version != API_VERSION {
             return Err(format!(

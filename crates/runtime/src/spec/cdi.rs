@@ -190,7 +190,12 @@ fn read(path: &Path) -> Result<Option<File>, String> {
     let text = || fs::read_to_string(path).map_err(|error| error.to_string());
     let file: File = match path.extension().and_then(|extension| extension.to_str()) {
         Some("json") => serde_json::from_str(&text()?).map_err(|error| error.to_string())?,
-        Some("yaml") => serde_saphyr::from_str(&text()?).map_err(|error| error.to_string())?,
+        Some("yaml") => {
+            // Not into the type itself: the code of the YAML parser is large, and each type would have a copy of it.
+            let value: Value =
+                serde_saphyr::from_str(&text()?).map_err(|error| error.to_string())?;
+            serde_json::from_value(value).map_err(|error| error.to_string())?
+        }
         _ => return Ok(None),
     };
     if !file.kind.contains('/') {

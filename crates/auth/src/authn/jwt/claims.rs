@@ -362,7 +362,7 @@ mod tests {
     use super::*;
 
     fn mapper(yaml: &str) -> Mapper {
-        let config: IssuerConfig = serde_saphyr::from_str(yaml).unwrap();
+        let config: IssuerConfig = machinery::yaml::from_str(yaml).unwrap();
         Mapper::new(&config).unwrap()
     }
 

@@ -123,7 +123,7 @@ impl AuthenticationConfiguration {
     /// Parses and validates the file. It must not name an issuer in `own`, the issuers of this cluster's service
     /// account tokens.
     pub(super) fn read(text: &str, own: &[String]) -> Result<Self, String> {
-        let config: Self = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+        let config: Self = machinery::yaml::from_str(text)?;
         if config.kind != "AuthenticationConfiguration"
             || !VERSIONS.contains(&config.api_version.as_str())
         {
@@ -501,7 +501,7 @@ mod tests {
             ),
             (
                 "[x]",
-                "[x, y]",
+                "[x, z]",
                 "jwt[0].issuer.audienceMatchPolicy: Invalid value: \"\": audienceMatchPolicy must be MatchAny for multiple audiences",
             ),
             (

@@ -90,7 +90,7 @@ impl Default for WebhookConfig {
 
 impl AuthorizationConfiguration {
     pub(in crate::authz) fn read(text: &str) -> Result<Self, String> {
-        let config: Self = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+        let config: Self = machinery::yaml::from_str(text)?;
         if config.kind != "AuthorizationConfiguration"
             || !VERSIONS.contains(&config.api_version.as_str())
         {
