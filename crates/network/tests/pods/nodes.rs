@@ -78,7 +78,7 @@ fn two_nodes(here: &str, there: &str) -> Vec<Peer> {
 }
 
 /// The pods of both nodes.
-struct TwoNodes {
+pub(super) struct TwoNodes {
     pub(super) near: Namespace,
     pub(super) far: Namespace,
     _states: [tempfile::TempDir; 2],
