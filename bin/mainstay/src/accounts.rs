@@ -126,7 +126,7 @@ mod tests {
         let file =
             "root:x:0:\nsudo:x:27:jane,john\nusers:x:100:janet\nbroken\nstaff:x:50:john,jane\n";
         assert_eq!(listed(file, "jane"), [27, 50].map(Gid::from_raw));
-        assert_eq!(listed(file, "nobody"), []);
+        assert_eq!(listed(file, "guest"), []);
     }
 
     #[test]

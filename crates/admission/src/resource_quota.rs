@@ -136,7 +136,14 @@ async fn charge(
             used.entry(name.clone()).or_insert(amount);
         }
     }
-    let after = within(&name, &hard, &used, &asked).map_err(|why| attributes.forbidden(&why))?;
+    let mut after = used.clone();
+    amounts::add(&mut after, &asked);
+    // A status says what is so already: it is charged and never refused.
+    if attributes.subresource != "status"
+        && let Some(why) = excess(&name, &hard, &used, &asked, &after)
+    {
+        return Err(attributes.forbidden(&why));
+    }
     let status = tree::child_or_new(&mut quota, "status");
     if !tree::is_set(tree::get(status, "hard")) {
         status.insert("hard".to_owned(), spec["hard"].clone());
@@ -160,14 +167,18 @@ async fn charge(
     Ok(())
 }
 
-/// The usage after the charge, or why it exceeds the quota.
-fn within(name: &str, hard: &Amounts, used: &Amounts, asked: &Amounts) -> Result<Amounts, String> {
-    let mut after = used.clone();
-    amounts::add(&mut after, asked);
+/// Why the usage after the charge exceeds the quota, if it does.
+fn excess(
+    name: &str,
+    hard: &Amounts,
+    used: &Amounts,
+    asked: &Amounts,
+    after: &Amounts,
+) -> Option<String> {
     let over = |resource: &&String| after[*resource] > hard[*resource];
     let exceeded: Vec<&String> = asked.keys().filter(over).collect();
     if exceeded.is_empty() {
-        return Ok(after);
+        return None;
     }
     let say = |amounts: &Amounts| {
         let said = exceeded.iter().map(|name| {
@@ -176,7 +187,7 @@ fn within(name: &str, hard: &Amounts, used: &Amounts, asked: &Amounts) -> Result
         });
         said.collect::<Vec<_>>().join(",")
     };
-    Err(format!(
+    Some(format!(
         "exceeded quota: {name}, requested: {}, used: {}, limited: {}",
         say(asked),
         say(used),
@@ -364,8 +375,17 @@ mod tests {
         case.old = Some(object(claim(json!({}))));
         case.world.put("", "resourcequotas", quota("1Gi")).await;
         let new = claim(json!({"currentVolumeAttributesClassName": "gold"}));
-        let refused = ask(&case, new.clone()).await.unwrap_err();
-        assert!(refused.contains("exceeded quota: q"), "{refused}");
+        // Also beyond the quota: the volume has the class already.
+        ask(&case, new.clone()).await.unwrap();
+        let ops = case.effects.take_ops();
+        let Action::Put { draft, .. } = &ops[0].action else {
+            panic!()
+        };
+        let written: Value = machinery::json::from_slice(draft.bytes()).unwrap();
+        assert_eq!(
+            written["status"]["used"],
+            json!({"requests.storage": "2Gi"})
+        );
         case.world.put("", "resourcequotas", quota("0")).await;
         ask(&case, new.clone()).await.unwrap();
         assert_eq!(case.effects.take_ops().len(), 1);

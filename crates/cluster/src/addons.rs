@@ -120,18 +120,24 @@ impl Addons {
         data: BTreeMap<String, String>,
     ) -> Result<(), kube::Error> {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
-        let Some(there) = maps.get_opt(name).await? else {
-            let map = ConfigMap {
-                metadata: ObjectMeta {
-                    name: Some(name.to_owned()),
-                    ..ObjectMeta::default()
-                },
-                data: Some(data),
-                ..ConfigMap::default()
-            };
-            return created(maps.create(&PostParams::default(), &map).await);
+        let known = match maps.get_opt(name).await? {
+            Some(there) => there.data.unwrap_or_default(),
+            None => {
+                let map = ConfigMap {
+                    metadata: ObjectMeta {
+                        name: Some(name.to_owned()),
+                        ..ObjectMeta::default()
+                    },
+                    data: Some(data.clone()),
+                    ..ConfigMap::default()
+                };
+                match maps.create(&PostParams::default(), &map).await {
+                    // Another server was first: its map may lack these keys.
+                    Err(kube::Error::Api(status)) if status.code == 409 => BTreeMap::new(),
+                    outcome => return outcome.map(drop),
+                }
+            }
         };
-        let known = there.data.unwrap_or_default();
         if data
             .iter()
             .all(|(key, value)| known.get(key) == Some(value))

@@ -92,7 +92,13 @@ impl Drop for Temporary {
 }
 
 /// The prefix of private directories, in the data directory.
-pub(crate) const PRIVATE: &str = "backup.";
+const PRIVATE: &str = "backup.";
+
+/// Whether an entry of the data directory has the name of a private directory. Users may keep backups beside them.
+pub(crate) fn is_private(name: &str) -> bool {
+    name.strip_prefix(PRIVATE)
+        .is_some_and(|id| id.len() == 16 && id.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
 
 /// How old a private directory is that no running backup can have.
 const LEFTOVER: Duration = Duration::from_secs(24 * 3600);
@@ -105,7 +111,9 @@ pub(crate) fn remove_leftovers(data_dir: &Path) {
         age.is_some_and(|age| age > LEFTOVER)
     };
     for entry in fs::read_dir(data_dir).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(PRIVATE) && is_old(&entry) {
+        let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let has_name = is_private(&entry.file_name().to_string_lossy());
+        if is_directory && has_name && is_old(&entry) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }

@@ -112,12 +112,14 @@ pub fn check_role(data_dir: &Path, role: Role) -> Result<(), Error> {
         )))
     };
     let joined = crate::agent::joined_name(data_dir)?;
+    // Earlier versions let a directory have both roles: it may go on with either.
+    let is_server = data_dir.join("pki").join("ca.key").exists();
     match (role, joined) {
-        (Role::Up | Role::Server, Some(name)) => {
+        (Role::Up | Role::Server, Some(name)) if !is_server => {
             let what = format!("this machine has joined a cluster as node {name:?}");
             wrong(&what, "agent")
         }
-        (Role::Agent, _) if data_dir.join("pki").join("ca.key").exists() => wrong(
+        (Role::Agent, None) if is_server => wrong(
             "this machine is a server of a cluster",
             "up` or `mainstay server",
         ),
@@ -164,7 +166,7 @@ pub fn is_ours(name: &str) -> bool {
         || name.starts_with("store.before-migration-")
         || name.starts_with("pki.before-restore-")
         || name.starts_with("objects.restoring")
-        || name.starts_with(crate::archive::PRIVATE)
+        || crate::archive::is_private(name)
 }
 
 #[cfg(test)]
@@ -234,14 +236,33 @@ mod tests {
                 "{refused}"
             );
         }
+        // A directory of an earlier version may have both.
+        fs::create_dir(at("pki")).unwrap();
+        fs::write(at("pki/ca.key"), "").unwrap();
+        for role in [Role::Up, Role::Server, Role::Agent] {
+            check_role(directory.path(), role).unwrap();
+        }
     }
 
     #[test]
     fn only_entries_that_we_make_are_ours() {
-        for name in ["pki", "admin.kubeconfig", "mainstay.json.new", "store"] {
+        for name in [
+            "pki",
+            "admin.kubeconfig",
+            "mainstay.json.new",
+            "store",
+            "backup.0123456789abcdef",
+        ] {
             assert!(is_ours(name), "{name}");
         }
-        for name in ["photos", ".kubeconfig", "a.b.kubeconfig", "store2"] {
+        for name in [
+            "photos",
+            ".kubeconfig",
+            "a.b.kubeconfig",
+            "store2",
+            "backup.bin",
+            "backup.d",
+        ] {
             assert!(!is_ours(name), "{name}");
         }
     }

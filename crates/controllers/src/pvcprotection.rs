@@ -171,22 +171,20 @@ impl Protection {
         &self,
         namespace: &str,
         name: &str,
+        claim: &PersistentVolumeClaim,
         live: &mut LivePods<'_>,
     ) -> Result<(), Error> {
-        let Some(claim) = self.claims.cache().get(namespace, name) else {
-            return Ok(());
-        };
-        let mut updated = (*claim).clone();
+        let mut updated = claim.clone();
         let finalizers = updated.metadata.finalizers.get_or_insert_default();
-        match change(&claim) {
+        match change(claim) {
             Some(Change::Add) => finalizers.push(FINALIZER.to_owned()),
             Some(Change::Remove) => {
                 let known = self.pods.by_index(CLAIM, &claimed_key(namespace, name));
-                if known.iter().any(|pod| uses(pod, &claim)) {
+                if known.iter().any(|pod| uses(pod, claim)) {
                     return Ok(());
                 }
                 let live = live.with_claim(name).await?;
-                if live.iter().any(|pod| uses(pod, &claim)) {
+                if live.iter().any(|pod| uses(pod, claim)) {
                     return Ok(());
                 }
                 finalizers.retain(|finalizer| finalizer != FINALIZER);
@@ -206,6 +204,10 @@ impl Controller for Protection {
     async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
         let namespace = key.name.as_str();
         let names = self.due.take(namespace);
+        // Before pods are read: a claim that is deleted later must not be compared with them.
+        let cache = self.claims.cache();
+        let claim = |name: &String| Some((name.clone(), cache.get(namespace, name)?));
+        let claims: Vec<_> = names.iter().filter_map(claim).collect();
         let mut live = LivePods {
             client: &self.client,
             namespace,
@@ -213,8 +215,8 @@ impl Controller for Protection {
             by_claim: None,
         };
         let mut results = Vec::new();
-        for name in &names {
-            let protected = self.protect(namespace, name, &mut live).await;
+        for (name, claim) in &claims {
+            let protected = self.protect(namespace, name, claim, &mut live).await;
             if protected.is_err() {
                 self.due.add(namespace, [name.clone()]);
             }

@@ -129,7 +129,13 @@ fn decoded(path: &Path) -> Result<(Value, Vec<String>), Broken> {
     let documents = manifest::documents(&text, &path.display().to_string());
     let is_valid = |preferences: &Value| {
         let version = str_of(&preferences["apiVersion"]);
-        preferences["kind"] == "Preference" && VERSIONS.contains(&version)
+        let sections = ["aliases", "defaults", "overrides"];
+        let mut entries = sections
+            .iter()
+            .flat_map(|section| list(&preferences[section]));
+        preferences["kind"] == "Preference"
+            && VERSIONS.contains(&version)
+            && entries.all(Value::is_object)
     };
     let found = documents
         .ok()
@@ -196,7 +202,8 @@ fn current(preferences: &Value) -> Value {
     let mut current = preferences.clone();
     current["defaults"] = preferences[defaults].clone();
     for section in ["defaults", "aliases"] {
-        for entry in current[section].as_array_mut().into_iter().flatten() {
+        let entries = current[section].as_array_mut().into_iter().flatten();
+        for entry in entries.filter(|entry| entry.is_object()) {
             entry["options"] = entry[options].clone();
         }
     }

@@ -355,7 +355,7 @@ impl Logs {
         let (sender, mut lines) = mpsc::channel::<Result<(Source, Vec<u8>)>>(256);
         let mut tasks = tokio::task::JoinSet::new();
         let mut known: HashSet<Source> = HashSet::new();
-        let mut is_later = false;
+        let at_start: HashSet<Source> = sources.iter().cloned().collect();
         let mut interval = tokio::time::interval(Duration::from_secs(1));
         let mut pending = sources;
         let mut sender = Some(sender);
@@ -370,7 +370,7 @@ impl Logs {
                 {
                     let stream = session
                         .api
-                        .stream(&self.path(&source, is_later)?, "*/*")
+                        .stream(&self.path(&source, !at_start.contains(&source))?, "*/*")
                         .await;
                     match stream {
                         Ok(stream) => drop(tasks.spawn(forward(stream, source, sender.clone()))),
@@ -388,7 +388,6 @@ impl Logs {
             if !self.follow_new {
                 sender = None;
             }
-            is_later = true;
             tokio::select! {
                 line = lines.recv() => match line {
                     Some(Ok((source, line))) => {

@@ -76,7 +76,12 @@ impl PortForward {
                     println!("Handling connection for {local}");
                     opening.push(self.forward(session, &link, stream, remote));
                 }
-                Some(Err(error)) = opening.next() => eprintln!("error: {error:#}"),
+                // Any outcome matches: otherwise the branch is disabled, and the others are not polled.
+                Some(opened) = opening.next() => {
+                    if let Err(error) = opened {
+                        eprintln!("error: {error:#}");
+                    }
+                }
             }
         }
     }

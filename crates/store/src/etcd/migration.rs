@@ -133,7 +133,7 @@ pub(super) struct Origin {
     pub cluster: Option<String>,
     pub revisions: Revisions,
     /// Holds while the objects are not moved away. A precondition of every commit: a server that was unreachable during a
-    /// migration must not accept writes that nobody reads.
+    /// migration must not accept writes that no server reads.
     pub guard: Compare,
 }
 

@@ -87,8 +87,12 @@ pub(super) fn install(asked: &Install) -> Result<()> {
         true => 0o644,
         false => 0o600,
     };
-    if let Some(tokens) = &unit.tokens {
-        put(&at(files::TOKENS), tokens, 0o600)?;
+    let keeps_flags = asked.role.is_none() && asked.flags.is_empty();
+    match &unit.tokens {
+        Some(tokens) => put(&at(files::TOKENS), tokens, 0o600)?,
+        // Those of an upgrade belong to the flags that stay.
+        None if keeps_flags => {}
+        None => remove(&at(files::TOKENS))?,
     }
     put(&at(layout.unit), &unit.text, mode)?;
     if at(CONFIG).exists() {
@@ -328,12 +332,12 @@ mod tests {
         // Installing again keeps the user's changes.
         install(&asked(root.path())).unwrap();
         let before = fs::read_to_string(at(LAYOUT.unit)).unwrap();
-        let upgrade = Install {
-            role: None,
+        let without_flags = |role| Install {
+            role,
             flags: Vec::new(),
             ..asked(root.path())
         };
-        install(&upgrade).unwrap();
+        install(&without_flags(None)).unwrap();
         let unit = fs::read_to_string(at(LAYOUT.unit)).unwrap();
         assert_eq!(unit, before, "an upgrade keeps role and flags");
         let tokens = fs::read_to_string(at(files::TOKENS)).unwrap();
@@ -341,6 +345,10 @@ mod tests {
         let mode = fs::metadata(at(LAYOUT.unit)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         assert_eq!(fs::read_to_string(at(CONFIG)).unwrap(), "node-name: mine\n");
+        // Another role has other flags.
+        install(&without_flags(Some(Role::Up))).unwrap();
+        assert!(!at(files::TOKENS).exists());
+        install(&asked(root.path())).unwrap();
         uninstall(&Uninstall {
             root: root.path().to_owned(),
         })
