@@ -85,8 +85,12 @@ impl Answers {
                 request.metadata.recursion_desired = true;
                 request.add_query(completion.question.clone());
                 let block = completion.block.clone();
+                let mut renew = None;
                 let found = match block.upstream.ask(&request, transport).await {
                     Ok(found) => {
+                        if found.renew {
+                            renew = Some((block.clone(), Box::new(request.clone())));
+                        }
                         Message::from_vec(&found.bytes).map_err(|_| ResponseCode::ServFail)
                     }
                     Err(code) => Err(code),
@@ -94,10 +98,11 @@ impl Answers {
                 if let Err(code) = found {
                     self.log_failure(&block, &request, code);
                 }
-                encode(
+                let bytes = encode(
                     completion.complete(found.as_ref().map_err(|code| *code)),
                     limit,
-                )
+                );
+                return bytes.map(|bytes| Resolved { bytes, renew });
             }
         };
         bytes.map(|bytes| Resolved { bytes, renew: None })

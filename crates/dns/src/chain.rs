@@ -233,8 +233,7 @@ impl Block {
         for template in &self.templates {
             match template.apply(name, kind) {
                 Applied::Elsewhere => {}
-                Applied::Unmatched => return None,
-                Applied::Reply(None) => {
+                Applied::Unmatched | Applied::Reply(None) => {
                     reply.metadata.response_code = ResponseCode::ServFail;
                     return Some(Next::Done);
                 }

@@ -55,7 +55,7 @@ enum Part {
 pub enum Applied {
     /// It is for other queries.
     Elsewhere,
-    /// No pattern matches: the templates after it are not asked.
+    /// No pattern matches, and there is no fallthrough: the query fails.
     Unmatched,
     /// These records. `None` if one of them is invalid for this name.
     Reply(Option<Sections>),

@@ -15,6 +15,7 @@ use crate::{
     images::{self, RequiredImage},
     logs::links,
     make::{self, env::Problem, mounts, security},
+    node::cgroup_driver,
     pod::{
         memory::Waiting,
         spec::{self, Role},
@@ -129,6 +130,8 @@ async fn create_and_start(
     images: Images,
 ) -> std::result::Result<(), Failure> {
     if start.makes_cgroup {
+        let known = cgroup_driver::determine(core).await;
+        known.map_err(|error| failure("CreateContainerError", error.to_string()))?;
         let made = cgroups::ensure_pod(core, start.pod);
         made.map_err(|error| failure("CreateContainerError", error.to_string()))?;
     }

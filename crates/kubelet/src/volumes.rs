@@ -101,9 +101,13 @@ pub(crate) async fn set_up(
         .partition(|(volume, _)| resolve::is_storage(volume));
     let census = &core.metrics.volumes;
     census.want(pod, own.iter().map(|(volume, _)| *volume));
+    // One that cannot be set up does not keep the tokens of others from being renewed.
+    let mut outcome = Ok(());
     for (volume, _) in own {
-        set_up_own(core, pod, volume, &mut mounted).await?;
+        let done = set_up_own(core, pod, volume, &mut mounted).await;
+        outcome = outcome.and(done);
     }
+    outcome?;
     if storage.is_empty() {
         census.all_mounted(pod);
         return Ok(mounted);

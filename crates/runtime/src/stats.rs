@@ -262,6 +262,10 @@ impl Engine {
         let walks = self.walks.clone();
         let work = move || {
             let sizing = Sizing::new(&walks);
+            // Walks that take long go on in a thread, which stays in the network namespace where it was started.
+            for container in containers.values().flatten() {
+                container.written(&sizing);
+            }
             let all = sandboxes.iter().map(|sandbox| {
                 let containers = containers.get(&sandbox.id).map_or(&[][..], Vec::as_slice);
                 measure_pod(sandbox, containers, &root, &sizing)

@@ -24,7 +24,10 @@ pub(super) fn template(server: &mut Server, reading: &mut Reading<'_>) -> Result
     let kind = RecordType::from_str(&kind.to_uppercase());
     let mut read = Template {
         kind: kind.map_err(|_| wrong(line, "unknown type"))?,
-        zones: names(line, zones)?,
+        zones: match zones {
+            [] => server.zones.clone(),
+            zones => names(line, zones)?,
+        },
         code: ResponseCode::NoError,
         patterns: Vec::new(),
         answers: Vec::new(),

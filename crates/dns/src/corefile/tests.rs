@@ -337,6 +337,7 @@ fn zones_of_other_ports_are_left_out_unless_there_is_no_usual_one() {
 async fn templates_make_answers_and_aliases() {
     let text = ".:53 {\n template IN A example {\n match ^ip-([0-9]+)[.]example[.]$\n answer \"{{ .Name }} 60 IN A 10.0.0.{{ index .Match 1 }}\"\n fallthrough\n }\n\
         template IN ANY alias.example {\n answer \"{{ .Name }} IN CNAME web.default.svc.cluster.local.\"\n }\n\
+        template IN A own.example {\n match ^a[.]\n answer \"{{ .Name }} IN A 10.0.0.1\"\n }\n\
         template IN AAAA . {\n rcode NXDOMAIN\n authority \"{{ .Zone }} 60 IN SOA ns.example. root.example. (1 60 60 60 60)\"\n }\n\
         kubernetes cluster.local\n forward . 192.0.2.1\n}\n";
     let (chain, problems) = read(text).unwrap();
@@ -345,6 +346,7 @@ async fn templates_make_answers_and_aliases() {
         ("ip-7.example.", RecordType::A, "ip-7.example. 60 10.0.0.7"),
         ("ip-700.example.", RecordType::A, "ServFail"),
         ("x.example.", RecordType::A, "forward by 0"),
+        ("b.own.example.", RecordType::A, "ServFail"),
         ("ip-7.example.", RecordType::AAAA, "NXDomain"),
         (
             "alias.example.",

@@ -57,7 +57,11 @@ impl Mounts {
 
     /// The volumes are set up.
     pub(super) fn set(&mut self, mounted: Mounted) {
-        self.refresh = Refresh::At(mounted.refresh_at);
+        self.refresh = match self.refresh {
+            Refresh::At(_) => Refresh::At(mounted.refresh_at),
+            Refresh::Due => Refresh::Due,
+            Refresh::Running { .. } => Refresh::Running { again: true },
+        };
         self.mounted = Arc::new(mounted);
     }
 }

@@ -131,6 +131,15 @@ impl Shim {
             return Err(io::Error::other("the container has ended"));
         }
         if container.attached.len() >= MAX_ATTACHED {
+            // Input that the container does not take does not show that its client has left.
+            container.attached.retain(|client| {
+                let stdin = client.stdin.as_ref();
+                client.stdout.is_some()
+                    || client.stderr.is_some()
+                    || stdin.is_some_and(|stdin| !crate::poll::is_closed(stdin.as_fd()))
+            });
+        }
+        if container.attached.len() >= MAX_ATTACHED {
             return Err(io::Error::other("too many clients are attached"));
         }
         container.attached.push(Attached {
