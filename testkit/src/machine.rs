@@ -16,6 +16,9 @@ use crate::Lan;
 /// The address of a machine without a LAN.
 const ADDRESS: &str = "192.168.77.2";
 
+/// Where kubectl keeps what it discovers: clusters of several machines have the same addresses.
+const KUBECTL_CACHE: &str = "KUBECACHEDIR";
+
 /// Namespaces that exist as long as this value.
 pub struct Machine {
     holder: Child,
@@ -114,13 +117,19 @@ impl Machine {
 
     /// A command that will run inside.
     pub fn command(&self, program: &str) -> Command {
-        enter(self.inside(), program)
+        let mut command = enter(self.inside(), program);
+        command.env(KUBECTL_CACHE, self.dir().join("kubectl-cache"));
+        command
     }
 
     /// Makes commands that will run inside, also on another thread.
     pub fn command_maker(&self) -> impl Fn(&str) -> Command + Send + use<> {
-        let inside = self.inside();
-        move |program| enter(inside, program)
+        let (inside, cache) = (self.inside(), self.dir().join("kubectl-cache"));
+        move |program| {
+            let mut command = enter(inside, program);
+            command.env(KUBECTL_CACHE, &cache);
+            command
+        }
     }
 
     /// Runs `work` on a thread of its own inside the machine's network namespace.
