@@ -62,10 +62,13 @@ fn is_in_a_browser(cluster: &Cluster) {
         .stdout(Stdio::piped());
     let mut forward = Background(forward.spawn().expect("kubectl starts"));
     let said = forward.0.stdout.take().expect("a pipe");
-    let first = BufReader::new(said).lines().next().expect("a line");
+    // kubectl ends when its output is no longer read.
+    let mut lines = BufReader::new(said).lines();
+    let first = lines.next().expect("a line");
     let expected = "Forwarding from 127.0.0.1:8080 -> 8080";
     assert_eq!(first.expect("text"), expected);
     shows("http://127.0.0.1:8080/");
+    drop(lines);
 }
 
 #[test]
