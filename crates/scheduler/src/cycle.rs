@@ -17,6 +17,7 @@ use crate::{
         candidates::{Candidates, Rejection, histogram},
         profile::{PluginCall, Profile},
     },
+    node_rejections::NodeRejections,
     pod::PodInfo,
     verdicts::Verdicts,
     write::Release,
@@ -79,7 +80,7 @@ impl Failure {
         let reasons = self
             .rejected
             .iter()
-            .flat_map(|rejection| &rejection.reasons);
+            .flat_map(|rejection| &*rejection.reasons);
         let reasons = reasons.map(|reason| (&**reason, 1));
         let rest = self.total.saturating_sub(self.rejected.len());
         let unseen = self.not_looked_at.as_deref().filter(|_| rest > 0);
@@ -169,6 +170,8 @@ pub struct Scheduling {
     pub dice: SeededRng,
     /// Cached results of local plugins; `None` to evaluate every node again.
     verdicts: Option<Verdicts>,
+    /// Cached rejections of local plugins.
+    rejections: NodeRejections,
     /// The durations of the last attempt.
     pub took: ExtensionPointDurations,
     /// The extenders. Pods that they decide about ([`Extenders::decide_about`]) must be scheduled
@@ -184,6 +187,7 @@ impl Scheduling {
             next_start: 0,
             dice: SeededRng::new(seed),
             verdicts: Some(Verdicts::default()),
+            rejections: NodeRejections::default(),
             took: ExtensionPointDurations::default(),
             extenders: Arc::default(),
         }
@@ -371,9 +375,9 @@ impl Scheduling {
         let mut verdicts = self.verdicts.take();
         let found = self.look(cycle, wanted, verdicts.as_mut());
         let (feasible, looked_at, rejected) = match found {
-            // The reasons are computed from the start, without the cache.
+            // The cache has no reasons.
             (none, ..) if none.is_empty() && verdicts.is_some() && cycle.error.is_none() => {
-                self.look(cycle, wanted, None)
+                self.explain(cycle, wanted)
             }
             found => found,
         };
@@ -426,6 +430,24 @@ impl Scheduling {
         (feasible, looked_at, rejected)
     }
 
+    /// Evaluates all nodes with reasons, which are cached for local plugins.
+    fn explain(
+        &mut self,
+        cycle: &mut Cycle<'_>,
+        wanted: usize,
+    ) -> (Vec<Slot>, usize, Vec<Rejection>) {
+        let mut nodes = self.cluster.visits().to_vec();
+        let begin = self.next_start % nodes.len().max(1);
+        nodes.rotate_left(begin);
+        let (passing, mut rejected) = self.rejections.divide(cycle, &self.cluster, &nodes);
+        let mut candidates = Candidates::new(passing);
+        cycle.filter_after_local(&mut self.cluster, &mut candidates);
+        let (mut left, more) = candidates.into_parts();
+        left.truncate(wanted);
+        rejected.extend(more);
+        (left, nodes.len(), rejected)
+    }
+
     /// The same for the nodes that plugins named.
     fn feasible_of(
         &mut self,
@@ -447,7 +469,11 @@ impl Scheduling {
     }
 
     fn failure(&self, rejected: Vec<Rejection>, only: AllowedNodes) -> Failure {
-        let mut plugins: BTreeSet<_> = rejected.iter().map(|rejection| rejection.plugin).collect();
+        let mut plugins = BTreeSet::new();
+        // Most nodes are rejected by the same plugin as the one before.
+        for same in rejected.chunk_by(|one, next| one.plugin == next.plugin) {
+            plugins.extend(same.first().map(|rejection| rejection.plugin));
+        }
         let not_looked_at = only.map(|(_, by)| {
             let names: Vec<&str> = by.iter().copied().collect();
             plugins.extend(by);

@@ -38,7 +38,7 @@ fn why_nothing_fits_is_kept_by_node_and_plugin() {
     let why = failure.rejected.iter().map(|r| (r.slot, r.plugin));
     assert_eq!(
         why.collect::<Vec<_>>(),
-        [(1, "NodeUnschedulable"), (0, "NodeResourcesFit")]
+        [(0, "NodeResourcesFit"), (1, "NodeUnschedulable")]
     );
     assert_eq!(
         failure.message(),

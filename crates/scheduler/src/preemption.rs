@@ -2,6 +2,7 @@
 //! that costs least. Tried by changing columns and states and restoring them.
 
 use std::{
+    borrow::Cow,
     cmp::Reverse,
     collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
@@ -186,7 +187,7 @@ pub fn find(
         .iter()
         .filter(|rejection| rejection.resolvable);
     let nodes: Vec<Slot> = resolvable.map(|rejection| rejection.slot).collect();
-    let mut reasons: Vec<String> = Vec::new();
+    let mut reasons = Reasons::new();
     let (candidates, tried) = dry_run(cycle, cluster, &nodes, dice, limits, &mut reasons);
     let candidates = match ask_extenders(cycle, cluster, candidates) {
         Ok(candidates) => candidates,
@@ -202,7 +203,7 @@ pub fn find(
         None => {
             let rest = failure.total.saturating_sub(tried);
             let unhelpful = (rest > 0).then_some((NOT_HELPFUL, rest));
-            let counted = reasons.iter().map(|reason| (reason.as_str(), 1));
+            let counted = reasons.iter().map(|(reason, count)| (&**reason, *count));
             let message = histogram(failure.total, counted.chain(unhelpful));
             PostFilter::Nothing {
                 message: format!("preemption: {message}"),
@@ -248,7 +249,7 @@ fn dry_run(
     nodes: &[Slot],
     dice: &mut SeededRng,
     limits: Limits,
-    reasons: &mut Vec<String>,
+    reasons: &mut Reasons,
 ) -> (Vec<Candidate>, usize) {
     let wanted = (nodes.len() * limits.percentage / 100)
         .max(limits.absolute)
@@ -258,6 +259,10 @@ fn dry_run(
         return (found, 0);
     }
     let offset = dice.below(nodes.len());
+    if !cluster.has_less_important(cycle.pod) {
+        reasons.push((NO_VICTIMS.into(), nodes.len()));
+        return (found, nodes.len());
+    }
     for at in 0..nodes.len() {
         let slot = nodes[(offset + at) % nodes.len()];
         match on_node(cycle, cluster, slot) {
@@ -270,19 +275,26 @@ fn dry_run(
             }
             Err(why) => {
                 tried += 1;
-                reasons.extend(why);
+                reasons.extend(why.into_iter().map(|reason| (reason, 1)));
             }
         }
     }
     (found, tried)
 }
 
-fn fits(cycle: &mut Cycle<'_>, cluster: &mut Cluster, slot: Slot) -> Result<(), Vec<String>> {
+/// Why nodes are no candidates, with the number of nodes.
+type Reasons = Vec<(Cow<'static, str>, usize)>;
+
+fn fits(
+    cycle: &mut Cycle<'_>,
+    cluster: &mut Cluster,
+    slot: Slot,
+) -> Result<(), Arc<[Cow<'static, str>]>> {
     let mut alone = Candidates::new(vec![slot]);
     cycle.filter(cluster, &mut alone);
     match alone.rejected().first() {
         None => Ok(()),
-        Some(rejection) => Err(rejection.reasons.iter().map(ToString::to_string).collect()),
+        Some(rejection) => Err(rejection.reasons.clone()),
     }
 }
 
@@ -292,7 +304,7 @@ fn on_node(
     cycle: &mut Cycle<'_>,
     cluster: &mut Cluster,
     slot: Slot,
-) -> Result<Candidate, Vec<String>> {
+) -> Result<Candidate, Vec<Cow<'static, str>>> {
     let pods = cluster.pods[slot].iter();
     let lesser = pods.filter(|other| other.priority() < cycle.pod.priority());
     let mut lesser: Vec<Arc<PodInfo>> = lesser.cloned().collect();
@@ -306,7 +318,7 @@ fn on_node(
         for victim in &lesser {
             cycle.shift(cluster, victim, slot, 1);
         }
-        return Err(reasons);
+        return Err(reasons.to_vec());
     }
     let importance = |pod: &Arc<PodInfo>| (Reverse(pod.priority()), began(pod));
     lesser.sort_by_key(importance);
@@ -328,9 +340,8 @@ fn on_node(
     }
     if victims.is_empty() {
         let node = &cluster.names[slot];
-        return Err(vec![format!(
-            "expected at least one victim pod on node \"{node}\""
-        )]);
+        let why = format!("expected at least one victim pod on node \"{node}\"");
+        return Err(vec![why.into()]);
     }
     victims.sort_by_key(importance);
     Ok(Candidate {

@@ -14,6 +14,7 @@ use crate::{
     framework::{Point, event::Event, profile::Profile},
     metrics::Families,
     pod::PodInfo,
+    rejected_pods::RejectedPods,
 };
 
 /// The backoff settings.
@@ -104,7 +105,9 @@ pub struct Queue {
     errors: BTreeSet<(Instant, Rank)>,
     unschedulable: BTreeSet<(Instant, Arc<str>)>,
     /// Unschedulable pods, by the plugins that rejected them.
-    rejected: HashMap<&'static str, HashSet<Arc<str>>>,
+    rejected: RejectedPods,
+    /// The number of unschedulable pods, by profile and plugin.
+    counts: BTreeMap<String, BTreeMap<&'static str, usize>>,
     /// Gated pods, by plugin.
     gated: HashMap<&'static str, HashSet<Arc<str>>>,
     /// Pods whose victims are being deleted, and whether an event could have helped since.
@@ -272,33 +275,26 @@ impl Queue {
         now: Instant,
     ) -> usize {
         // Any event may help pods that no plugin rejected.
-        let all = self.rejected.get("").into_iter().flatten();
+        let all = self.rejected.groups("").flatten();
         let mut helped: BTreeSet<Arc<str>> = all.cloned().collect();
         for profile in profiles.values() {
             for plugin in profile.plugins() {
-                let Some(uids) = self.rejected.get(plugin.name()) else {
-                    continue;
-                };
                 if !plugin.events().contains(&event.kind()) {
                     continue;
                 }
                 let hints = self.metrics.as_ref();
                 let hints = hints.map(|metrics| metrics.hints(plugin.name(), event.label()));
-                for uid in uids {
-                    let Some((waiting, _)) = self.pods.get(uid) else {
-                        continue;
-                    };
-                    if waiting.pod.template.scheduler_name != profile.name {
-                        continue;
-                    }
+                let ask = |pod: &PodInfo| {
                     let begun = Instant::now();
-                    let is_helped = plugin.is_helped_by(&waiting.pod, event, cluster);
+                    let is_helped = plugin.is_helped_by(pod, event, cluster);
                     if let Some(hints) = &hints {
                         hints[usize::from(is_helped)].observe(begun.elapsed().as_secs_f64());
                     }
-                    if is_helped {
-                        helped.insert(uid.clone());
-                    }
+                    is_helped
+                };
+                let shares = plugin.hints_by_template();
+                for group in self.rejected.groups(plugin.name()) {
+                    helped.extend(self.helped_of(group, profile, shares, cluster, &ask));
                 }
             }
         }
@@ -311,6 +307,45 @@ impl Queue {
         }
         moved += self.open_gates(event, profiles, cluster);
         moved
+    }
+
+    /// The pods of a profile among equal ones that a plugin says are helped. With `shares`, it is asked once for those that are
+    /// not nominated.
+    fn helped_of(
+        &self,
+        group: &HashSet<Arc<str>>,
+        profile: &Profile,
+        shares: bool,
+        cluster: &Cluster,
+        ask: &dyn Fn(&PodInfo) -> bool,
+    ) -> Vec<Arc<str>> {
+        let (mut helped, mut shared) = (Vec::new(), None);
+        for uid in group {
+            let shares = shares && cluster.nominated.node_of(uid).is_none();
+            // A pod that is held is helped once.
+            if (shares && shared == Some(false)) || self.held.get(uid) == Some(&true) {
+                continue;
+            }
+            let Some((waiting, _)) = self.pods.get(uid) else {
+                continue;
+            };
+            if waiting.pod.template.scheduler_name != profile.name {
+                break;
+            }
+            let is_helped = match shared.filter(|_| shares) {
+                Some(known) => known,
+                None => ask(&waiting.pod),
+            };
+            if shares {
+                shared = Some(is_helped);
+            }
+            if is_helped {
+                helped.push(uid.clone());
+            } else if shares && cluster.nominated.is_empty() {
+                break;
+            }
+        }
+        helped
     }
 
     /// Checks gated pods again.
@@ -348,17 +383,40 @@ impl Queue {
 
     /// The number of unschedulable pods by profile and plugin.
     pub fn unschedulable(&self) -> BTreeMap<(&str, &'static str), usize> {
-        let mut counts = BTreeMap::new();
-        for (_, uid) in &self.unschedulable {
-            let Some((waiting, _)) = self.pods.get(uid) else {
-                continue;
-            };
-            let profile = waiting.pod.template.scheduler_name.as_str();
+        let counts = self.counts.iter().flat_map(|(profile, plugins)| {
+            let plugins = plugins.iter();
+            plugins.map(move |(plugin, count)| ((profile.as_str(), *plugin), *count))
+        });
+        counts.collect()
+    }
+
+    /// Counts an unschedulable pod.
+    fn count(&mut self, waiting: &Waiting) {
+        let profile = &waiting.pod.template.scheduler_name;
+        if !self.counts.contains_key(profile) {
+            self.counts.insert(profile.clone(), BTreeMap::new());
+        }
+        if let Some(counts) = self.counts.get_mut(profile) {
             for plugin in &waiting.rejected_by {
-                *counts.entry((profile, *plugin)).or_default() += 1;
+                *counts.entry(*plugin).or_default() += 1;
             }
         }
-        counts
+    }
+
+    /// Undoes [`Queue::count`].
+    fn uncount(&mut self, waiting: &Waiting) {
+        let profile = &waiting.pod.template.scheduler_name;
+        let Some(counts) = self.counts.get_mut(profile) else {
+            return;
+        };
+        for plugin in &waiting.rejected_by {
+            if let Some(count) = counts.get_mut(plugin) {
+                *count -= 1;
+                if *count == 0 {
+                    counts.remove(plugin);
+                }
+            }
+        }
     }
 
     /// When there will be something to do without any event.
@@ -427,12 +485,11 @@ impl Queue {
                 set.remove(&(until, rank(&waiting)));
             }
             QueueState::Unschedulable => {
+                self.uncount(&waiting);
                 self.unschedulable
                     .remove(&(waiting.since, waiting.pod.uid.clone()));
                 for plugin in rejecting(&waiting) {
-                    if let Some(uids) = self.rejected.get_mut(plugin) {
-                        uids.remove(uid);
-                    }
+                    self.rejected.remove(plugin, &waiting.pod);
                 }
             }
             QueueState::Gated(plugin) => {
@@ -470,9 +527,10 @@ impl Queue {
                 set.insert((until, rank(&waiting)));
             }
             QueueState::Unschedulable => {
+                self.count(&waiting);
                 self.unschedulable.insert((waiting.since, uid.clone()));
                 for plugin in rejecting(&waiting) {
-                    self.rejected.entry(plugin).or_default().insert(uid.clone());
+                    self.rejected.insert(plugin, &waiting.pod);
                 }
             }
             QueueState::Gated(plugin) => {
@@ -510,7 +568,7 @@ mod tests {
     use k8s_openapi::api::core::v1::PodSchedulingGate;
 
     use super::*;
-    use crate::samples;
+    use crate::{reference::replica, samples};
 
     struct Fixture {
         queue: Queue,
@@ -591,7 +649,7 @@ mod tests {
         fixture.put(samples::prioritised("important", "1", 10), 0);
         fixture.fail(0, "NodeResourcesFit");
         let gone = samples::pod("x", "1", "1");
-        fixture.event(&Event::PodDeleted(&gone), 0);
+        fixture.event(&Event::PodDeleted(&gone, None), 0);
         assert_eq!(fixture.queue.due(), Some(fixture.at(1)));
         fixture.put(samples::pod("other", "1", "1"), 0);
         assert_eq!(fixture.pop(0), "other");
@@ -639,6 +697,51 @@ mod tests {
     }
 
     #[test]
+    fn equal_pods_are_helped_together_and_the_nominated_one_by_itself() {
+        let mut fixture = Fixture::new();
+        fixture.cluster.put_node(samples::node("n1", "2", "1Gi"));
+        let first = samples::pod("a", "2", "1");
+        for number in 0..3 {
+            fixture.put(replica(&first, number), number as u64);
+            fixture.fail(number as u64, "NodeResourcesFit");
+        }
+        let nominated = replica(&first, 1);
+        fixture.cluster.nominated.put(nominated, "n1".into());
+        let gone = samples::pod("x", "1", "1");
+        let event = Event::PodDeleted(&gone, Some(0));
+        assert_eq!(fixture.event(&event, 60), 1, "room for the nominated one");
+        assert_eq!(fixture.pop(60), "a-1");
+        fixture.cluster.nominated.remove("uid-a-1");
+        assert_eq!(fixture.event(&event, 60), 2);
+        assert_eq!(fixture.pop(60), "a-0");
+        assert_eq!(fixture.pop(60), "a-2");
+    }
+
+    #[test]
+    fn unschedulable_pods_are_counted_by_plugin_until_they_are_tried_again() {
+        let mut fixture = Fixture::new();
+        for name in ["a", "b", "c"] {
+            fixture.put(samples::pod(name, "2", "1"), 0);
+        }
+        fixture.fail(0, "NodeAffinity");
+        fixture.fail(0, "NodeResourcesFit");
+        fixture.fail(0, "NodeResourcesFit");
+        let counts = |fixture: &Fixture| {
+            let counts = fixture.queue.unschedulable();
+            let named = counts
+                .iter()
+                .map(|((_, plugin), count)| format!("{plugin} {count}"));
+            named.collect::<Vec<_>>().join(", ")
+        };
+        assert_eq!(counts(&fixture), "NodeAffinity 1, NodeResourcesFit 2");
+        fixture.queue.remove("uid-b");
+        assert_eq!(counts(&fixture), "NodeAffinity 1, NodeResourcesFit 1");
+        let gone = samples::pod("x", "1", "1");
+        assert_eq!(fixture.event(&Event::PodDeleted(&gone, None), 5), 1);
+        assert_eq!(counts(&fixture), "NodeAffinity 1");
+    }
+
+    #[test]
     fn unschedulable_pods_are_retried_after_five_minutes() {
         let mut fixture = Fixture::new();
         fixture.put(samples::pod("a", "1", "1"), 0);
@@ -655,7 +758,7 @@ mod tests {
         fixture.fail(0, "NodeResourcesFit");
         fixture.queue.hold(&"uid-a".into());
         let gone = samples::pod("x", "1", "1");
-        fixture.event(&Event::PodDeleted(&gone), 5);
+        fixture.event(&Event::PodDeleted(&gone, None), 5);
         assert_eq!(fixture.pop(5), "none");
         fixture.queue.release("uid-a", false, fixture.at(5));
         assert_eq!(fixture.pop(5), "a", "the event is remembered");

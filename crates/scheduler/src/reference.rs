@@ -504,7 +504,7 @@ fn random_clusters_are_judged_as_the_slow_reference_judges_them() {
 }
 
 /// Another pod of the same template.
-fn replica(of: &PodInfo, number: usize) -> Arc<PodInfo> {
+pub(crate) fn replica(of: &PodInfo, number: usize) -> Arc<PodInfo> {
     let name = format!("{}-{number}", of.name);
     Arc::new(PodInfo {
         uid: format!("uid-{name}").into(),
@@ -546,7 +546,10 @@ fn attempt(scheduling: &mut Scheduling, profile: &Profile, pod: &Arc<PodInfo>) -
             scheduling.cluster.put_pod(&node, pod.clone());
             format!("{node}, one of {feasible} of {evaluated}")
         }
-        Outcome::Failed(failure) => format!("{} {:?}", failure.message(), failure.rejected),
+        Outcome::Failed(mut failure) => {
+            failure.rejected.sort_by_key(|rejection| rejection.slot);
+            format!("{} {:?}", failure.message(), failure.rejected)
+        }
     }
 }
 

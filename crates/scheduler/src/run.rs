@@ -21,6 +21,7 @@ use crate::{
     cluster::{Cluster, NodeInfo, Slot},
     cycle::{ExtensionPointDurations, Failure, Outcome, Scheduling},
     diagnosis::{self, Question},
+    explanations::{Explanation, Explanations},
     extender::{self, Extenders},
     framework::{LoopState, Permit, Point, event::Event, profile::Profile},
     inputs::Inputs,
@@ -79,6 +80,8 @@ pub(crate) struct Loop {
     attempts: usize,
     /// Shared with every running binding, except those that may wait for volumes.
     in_flight: Arc<()>,
+    /// Reasons why pods have no node, to be written.
+    explanations: Explanations,
 }
 
 /// The parts that the loop is made of.
@@ -207,6 +210,7 @@ impl Loop {
             metrics: parts.metrics,
             attempts: 0,
             in_flight: Arc::default(),
+            explanations: Explanations::default(),
         }
     }
 
@@ -314,26 +318,39 @@ impl Loop {
     fn forget(&mut self, uid: &str) {
         let waited = self.queue.remove(uid);
         self.assumed.remove(uid);
-        // The resources reserved for it are free again.
-        let nominated = self.cluster().nominated.remove(uid).and(waited);
-        let placed = self.cluster().remove_pod(uid);
-        if let Some(gone) = placed.or(nominated.map(|waiting| waiting.pod)) {
-            self.happened(&Event::PodDeleted(&gone));
+        match waited {
+            Some(waiting) => self.end_nomination(&waiting.pod, None),
+            None => drop(self.cluster().nominated.remove(uid)),
+        }
+        let slot = self.cluster().placed(uid);
+        if let Some(gone) = self.cluster().remove_pod(uid) {
+            self.happened(&Event::PodDeleted(&gone, slot));
+        }
+    }
+
+    /// Removes a pod's nomination. The resources that were reserved for it are free again, unless it is placed there.
+    fn end_nomination(&mut self, pod: &PodInfo, placed: Option<Slot>) {
+        let node = self.cluster().nominated.remove(&pod.uid);
+        let slot = node.and_then(|node| self.scheduling.cluster.slot(&node));
+        if slot.is_some() && slot != placed {
+            self.happened(&Event::PodDeleted(pod, slot));
         }
     }
 
     fn on_placed(&mut self, new: &Arc<PodInfo>, node: &str) {
         self.assumed.remove(&new.uid);
         self.queue.remove(&new.uid);
-        self.cluster().nominated.remove(&new.uid);
         match self.cluster().put_pod(node, new.clone()) {
             Some(old) => self.happened(&Event::PodUpdated { old: &old, new }),
             None => self.happened(&Event::PodAdded(new)),
         }
+        let slot = self.cluster().placed(&new.uid);
+        self.end_nomination(new, slot);
     }
 
     fn on_waiting(&mut self, new: &Arc<PodInfo>) {
-        let Some(profile) = self.profiles.get(&new.template.scheduler_name) else {
+        let profile = self.profiles.get(&new.template.scheduler_name);
+        let Some(profile) = profile.cloned() else {
             return;
         };
         if let Some(known) = self.assumed.get_mut(&new.uid) {
@@ -352,11 +369,11 @@ impl Loop {
             .is_some_and(|old| old.nominated.is_some())
         {
             // The nomination was cleared by another client.
-            self.scheduling.cluster.nominated.remove(&new.uid);
+            self.end_nomination(new, None);
         }
         let (cluster, now) = (&self.scheduling.cluster, Instant::now());
         let known = self.queue.get(&new.uid).is_some();
-        let gated = self.queue.put(new.clone(), profile, cluster, now);
+        let gated = self.queue.put(new.clone(), &profile, cluster, now);
         if !known {
             let queue = if gated.is_some() { "gated" } else { "active" };
             self.metrics.incoming(queue, "PodAdd", 1);
@@ -370,10 +387,13 @@ impl Loop {
             message,
         };
         let writes = self.writes[&new.template.scheduler_name].clone();
-        let new = new.clone();
-        self.context.spawn("explain", async move {
-            writes.gated(&new, &why).await;
-        });
+        let explanation = Explanation {
+            pod: new.clone(),
+            why,
+            nomination: Nomination::Keep,
+            with_event: false,
+        };
+        self.explanations.write(&self.context, &writes, explanation);
     }
 
     /// One attempt: finds a node and assumes the pod there, or handles the failure.
@@ -413,8 +433,8 @@ impl Loop {
     fn assume(&mut self, waiting: Waiting, slot: Slot) {
         let pod = waiting.pod.clone();
         let node = self.scheduling.cluster.names[slot].clone();
-        self.cluster().nominated.remove(&pod.uid);
         self.cluster().put_pod(&node, pod.clone());
+        self.end_nomination(&pod, Some(slot));
         self.assumed.insert(pod.uid.clone(), pod.clone());
         if let Err((plugin, message)) = self.reserve(&pod, slot) {
             self.take_back(&waiting, slot);
@@ -525,7 +545,7 @@ impl Loop {
                 }
                 if found.clear {
                     nomination = Nomination::Clear;
-                    self.cluster().nominated.remove(&pod.uid);
+                    self.end_nomination(&pod, None);
                 }
             }
             if let Some(release) = found.release {
@@ -546,9 +566,13 @@ impl Loop {
             message,
         };
         let writes = self.writes[&pod.template.scheduler_name].clone();
-        self.context.spawn("explain", async move {
-            writes.explain(&pod, &why, &nomination).await;
-        });
+        let explanation = Explanation {
+            pod,
+            why,
+            nomination,
+            with_event: true,
+        };
+        self.explanations.write(&self.context, &writes, explanation);
     }
 
     /// Releases a claim of a pod in the background.
@@ -680,11 +704,11 @@ impl Loop {
         let Some(newest) = self.assumed.get(&waiting.pod.uid).cloned() else {
             self.unreserve(&waiting.pod, slot);
             // What was reserved is free only now.
-            return self.happened(&Event::PodDeleted(&waiting.pod));
+            return self.happened(&Event::PodDeleted(&waiting.pod, None));
         };
         self.take_back(&waiting, slot);
         self.count_attempt(&waiting, Attempt::Error);
-        self.happened(&Event::PodDeleted(&waiting.pod));
+        self.happened(&Event::PodDeleted(&waiting.pod, Some(slot)));
         let gone = matches!(error, kube::Error::Api(status) if status.code == 404);
         if gone || newest.is_terminating() {
             debug!(pod = &*waiting.pod.name, "pod deleted before it was bound");
@@ -705,10 +729,13 @@ impl Loop {
             message,
         };
         let writes = self.writes[&pod.template.scheduler_name].clone();
-        let pod = pod.clone();
-        self.context.spawn("explain", async move {
-            writes.explain(&pod, &why, &Nomination::Keep).await;
-        });
+        let explanation = Explanation {
+            pod: pod.clone(),
+            why,
+            nomination: Nomination::Keep,
+            with_event: true,
+        };
+        self.explanations.write(&self.context, &writes, explanation);
     }
 
     fn count_attempt(&self, waiting: &Waiting, attempt: Attempt) {

@@ -47,7 +47,8 @@ pub(crate) struct Verdicts {
 }
 
 impl Verdicts {
-    fn key(cycle: &Cycle<'_>) -> (usize, u64) {
+    /// The template and the profile of a cycle.
+    pub(crate) fn key(cycle: &Cycle<'_>) -> (usize, u64) {
         let template = Arc::as_ptr(&cycle.pod.template) as usize;
         (template, cycle.profile.number())
     }

@@ -12,7 +12,7 @@ use crate::{
     framework::{event::Event, profile::Profile},
     matching::Labels,
     pod::PodInfo,
-    reference::{Maker, clone},
+    reference::{Maker, clone, replica},
 };
 
 /// A pending pod and the plugins that rejected it last.
@@ -94,8 +94,9 @@ impl Room {
         let gone = self.maker.dice.below(self.placed.len());
         let (_, document) = self.placed.swap_remove(gone);
         let pod = info(&document);
+        let slot = self.scheduling.cluster.placed(&pod.uid);
         self.scheduling.cluster.remove_pod(&pod.uid);
-        self.happened(&Event::PodDeleted(&pod));
+        self.happened(&Event::PodDeleted(&pod, slot));
     }
 
     /// A placed pod gets other labels, requests less, or begins to terminate.
@@ -157,6 +158,13 @@ impl Room {
         for mut one in waiting {
             let judged = self.scheduling.judge(&self.profile, &one.pod);
             let cluster = &self.scheduling.cluster;
+            for plugin in self.profile.plugins() {
+                if plugin.hints_by_template() {
+                    let helped = |pod: &PodInfo| plugin.is_helped_by(pod, event, cluster);
+                    let equal = replica(&one.pod, 7);
+                    assert_eq!(helped(&one.pod), helped(&equal), "{}", plugin.name());
+                }
+            }
             let helped = one.rejected_by.is_empty()
                 || self.profile.plugins().any(|plugin| {
                     one.rejected_by.contains(plugin.name())

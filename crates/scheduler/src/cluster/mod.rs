@@ -11,7 +11,10 @@ mod nominated;
 mod topology;
 pub mod workloads;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use k8s_openapi::api::resource::v1::DeviceClass;
 
@@ -98,6 +101,8 @@ pub struct Cluster {
     /// Labels of namespaces.
     namespaces: Namespaces,
     placed: HashMap<Arc<str>, Slot>,
+    /// The number of placed pods of each priority.
+    priorities: BTreeMap<i32, usize>,
     /// The number of placed pods that use a claim.
     claim_users: HashMap<(Arc<str>, String), usize>,
     /// Placed pods by labels.
@@ -186,6 +191,12 @@ impl Cluster {
     pub fn claim_users(&self, namespace: &Arc<str>, claim: String) -> usize {
         let users = self.claim_users.get(&(namespace.clone(), claim));
         users.copied().unwrap_or(0)
+    }
+
+    /// Whether any placed pod has a lower priority than this pod.
+    pub fn has_less_important(&self, pod: &PodInfo) -> bool {
+        let lowest = self.priorities.first_key_value();
+        lowest.is_some_and(|(lowest, _)| *lowest < pod.priority())
     }
 
     /// The slot of a placed or assumed pod.
@@ -466,6 +477,7 @@ impl Cluster {
             let key = (pod.namespace().clone(), pod.claim_name(claim));
             *self.claim_users.entry(key).or_default() += 1;
         }
+        *self.priorities.entry(pod.priority()).or_default() += 1;
         self.placed.insert(pod.uid.clone(), slot);
         self.pods[slot].push(pod);
         old
@@ -495,6 +507,12 @@ impl Cluster {
         let pod = self.pods[slot].swap_remove(at);
         self.touch(slot);
         self.shift(slot, &pod, -1);
+        if let Some(count) = self.priorities.get_mut(&pod.priority()) {
+            *count -= 1;
+            if *count == 0 {
+                self.priorities.remove(&pod.priority());
+            }
+        }
         self.groups.remove(&pod.label_set, slot, &self.topologies);
         self.holders.remove(&pod.template, slot, &self.topologies);
         for claim in &pod.template.claims {
@@ -538,7 +556,7 @@ impl Cluster {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::samples::{labelled, node, pod};
+    use crate::samples::{labelled, node, pod, prioritised};
 
     #[test]
     fn resources_of_a_deleted_pod_are_released() {
@@ -552,6 +570,22 @@ mod tests {
         cluster.remove_pod("uid-a");
         assert_eq!(cluster.cpu.free(slot), 2000);
         assert_eq!(cluster.memory.used[slot], 0);
+    }
+
+    #[test]
+    fn less_important_pods_are_known_until_the_last_is_gone() {
+        let mut cluster = Cluster::default();
+        let pod = prioritised("p", "1", 5);
+        assert!(!cluster.has_less_important(&pod));
+        cluster.put_pod("n1", prioritised("equal", "1", 5));
+        assert!(!cluster.has_less_important(&pod));
+        cluster.put_pod("n1", prioritised("a", "1", 4));
+        cluster.put_pod("n2", prioritised("b", "1", 4));
+        cluster.put_pod("n2", prioritised("a", "1", 4));
+        cluster.remove_pod("uid-b");
+        assert!(cluster.has_less_important(&pod));
+        cluster.remove_pod("uid-a");
+        assert!(!cluster.has_less_important(&pod));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The nodes that are still feasible for a pod, and why the others were rejected.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use crate::cluster::Slot;
 
@@ -12,7 +12,7 @@ pub struct Rejection {
     /// The plugin's name.
     pub plugin: &'static str,
     /// In Kubernetes' words; several if several resources are missing.
-    pub reasons: Vec<Cow<'static, str>>,
+    pub reasons: Arc<[Cow<'static, str>]>,
     /// Whether preemption could help.
     pub resolvable: bool,
 }
@@ -104,7 +104,7 @@ impl Candidates {
                 rejected.push(Rejection {
                     slot: *slot,
                     plugin,
-                    reasons,
+                    reasons: reasons.into(),
                     resolvable,
                 });
                 false
@@ -133,8 +133,20 @@ impl Candidates {
 /// `0/3 nodes are available: 1 Insufficient cpu, 2 node(s) were unschedulable.`
 pub fn histogram<'a>(total: usize, reasons: impl Iterator<Item = (&'a str, usize)>) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut run: (&str, usize) = ("", 0);
     for (reason, count) in reasons {
-        *counts.entry(reason).or_default() += count;
+        // Most nodes are rejected for the same reason as the one before.
+        if reason == run.0 {
+            run.1 += count;
+            continue;
+        }
+        let (before, sum) = std::mem::replace(&mut run, (reason, count));
+        if sum > 0 {
+            *counts.entry(before).or_default() += sum;
+        }
+    }
+    if run.1 > 0 {
+        *counts.entry(run.0).or_default() += run.1;
     }
     let mut parts: Vec<String> = counts
         .into_iter()

@@ -6,7 +6,10 @@ use k8s_openapi::api::{
     storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass},
 };
 
-use crate::{cluster::NodeInfo, pod::PodInfo};
+use crate::{
+    cluster::{NodeInfo, Slot},
+    pod::PodInfo,
+};
 
 /// The kind of an event: plugins list those that can matter to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,8 +58,8 @@ pub enum Event<'a> {
         /// After.
         new: &'a PodInfo,
     },
-    /// A placed pod was deleted.
-    PodDeleted(&'a PodInfo),
+    /// A placed pod was deleted, with the node that it was on, if that is known.
+    PodDeleted(&'a PodInfo, Option<Slot>),
     /// The pending pod itself changed; only its own hints are asked.
     OwnUpdate {
         /// Before.
@@ -135,7 +138,7 @@ impl Event<'_> {
             Self::NodeDeleted(_) => EventKind::NodeDeleted,
             Self::PodAdded(_) => EventKind::PodAdded,
             Self::PodUpdated { .. } => EventKind::PodUpdated,
-            Self::PodDeleted(_) => EventKind::PodDeleted,
+            Self::PodDeleted(..) => EventKind::PodDeleted,
             Self::OwnUpdate { .. } => EventKind::OwnUpdate,
             Self::Claim { .. } => EventKind::Claim,
             Self::Volume => EventKind::Volume,
@@ -159,7 +162,7 @@ impl Event<'_> {
             Self::NodeDeleted(_) => "NodeDelete",
             Self::PodAdded(_) => "AssignedPodAdd",
             Self::PodUpdated { .. } => "AssignedPodUpdate",
-            Self::PodDeleted(_) => "AssignedPodDelete",
+            Self::PodDeleted(..) => "AssignedPodDelete",
             Self::OwnUpdate { .. } => "UnschedulablePodUpdate",
             Self::Claim { is_new: true, .. } => "PersistentVolumeClaimAdd",
             Self::Claim { .. } => "PersistentVolumeClaimUpdate",

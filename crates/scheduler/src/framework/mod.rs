@@ -278,6 +278,12 @@ pub trait Plugin: Send + Sync {
         &[]
     }
 
+    /// Whether the queueing hint reads only the template, the labels and the nomination of the pod: of equal pods without a
+    /// nomination only one is asked about.
+    fn hints_by_template(&self) -> bool {
+        false
+    }
+
     /// The queueing hint: whether an event could make this pod schedulable.
     fn is_helped_by(&self, _pod: &PodInfo, _event: &Event<'_>, _cluster: &Cluster) -> bool {
         false

@@ -306,7 +306,9 @@ impl Plugin for InterPodAffinity {
         let counts = count(pod, cluster);
         let template = &pod.template;
         let asks = !template.affinity.is_empty() || !template.anti_affinity.is_empty();
-        if !asks && counts.repelling.is_empty() && cluster.nominated.is_empty() {
+        // Trials remove placed pods, of which none repels the pod, and add nominated ones.
+        let may_repel = || cluster.nominated.is_any_repelling();
+        if !asks && counts.repelling.is_empty() && !may_repel() {
             return PreFilter::Skip;
         }
         PreFilter::Continue(Box::new(counts))
@@ -412,6 +414,10 @@ impl Plugin for InterPodAffinity {
         ]
     }
 
+    fn hints_by_template(&self) -> bool {
+        true
+    }
+
     fn is_helped_by(&self, pod: &PodInfo, event: &Event<'_>, cluster: &Cluster) -> bool {
         let (template, namespaces) = (&pod.template, cluster.namespaces());
         let near = |other: &PodInfo| all_match(&template.affinity, &other.label_set, namespaces);
@@ -427,7 +433,7 @@ impl Plugin for InterPodAffinity {
         let leaves = |other: &PodInfo| near(other) && near(pod);
         match event {
             Event::PodAdded(other) => near(other),
-            Event::PodDeleted(other) => far(other) || repels(other) || leaves(other),
+            Event::PodDeleted(other, _) => far(other) || repels(other) || leaves(other),
             Event::PodUpdated { old, new } => {
                 let leaves = leaves(old) && !near(new);
                 leaves || (near(new) && !near(old)) || (far(old) && !far(new))

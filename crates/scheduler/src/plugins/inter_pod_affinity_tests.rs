@@ -191,8 +191,14 @@ fn only_pods_that_matter_to_it_wake_a_pod() {
     };
     assert!(helped(near(json!([term("db")])), Event::PodAdded(&db)));
     assert!(!helped(near(json!([term("db")])), Event::PodAdded(&web)));
-    assert!(helped(far(json!([term("db")])), Event::PodDeleted(&db)));
-    assert!(!helped(far(json!([term("db")])), Event::PodDeleted(&web)));
+    assert!(helped(
+        far(json!([term("db")])),
+        Event::PodDeleted(&db, None)
+    ));
+    assert!(!helped(
+        far(json!([term("db")])),
+        Event::PodDeleted(&web, None)
+    ));
     let hostile = pod("h", &[("app", "h")], far(json!([term("web")])));
-    assert!(helped(Value::Null, Event::PodDeleted(&hostile)));
+    assert!(helped(Value::Null, Event::PodDeleted(&hostile, None)));
 }

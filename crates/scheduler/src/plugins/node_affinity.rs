@@ -95,7 +95,10 @@ impl Plugin for NodeAffinity {
     }
 
     fn prepare(&self, pod: &PodInfo, cluster: &mut Cluster) {
-        cluster.prepare_requirements(&pod.template.node);
+        // Each pod of a DaemonSet names its own node: which others meet its requirements is never asked.
+        if named_nodes(pod).is_none() {
+            cluster.prepare_requirements(&pod.template.node);
+        }
     }
 
     fn pre_filter(&self, pod: &PodInfo, _: &Cluster) -> PreFilter {
@@ -160,6 +163,10 @@ impl Plugin for NodeAffinity {
         ]
     }
 
+    fn hints_by_template(&self) -> bool {
+        true
+    }
+
     fn is_helped_by(&self, pod: &PodInfo, event: &Event<'_>, _: &Cluster) -> bool {
         let meets = |node: &NodeInfo| {
             self.allows(node) && pod.template.node.matches(&node.labels, &node.name)
@@ -203,6 +210,22 @@ mod tests {
             &pod(required(terms)),
             &mut cluster(),
         )
+    }
+
+    #[test]
+    fn not_all_nodes_are_compared_with_a_pod_that_names_its_node() {
+        let named = json!({"key": "metadata.name", "operator": "In", "values": ["n2"]});
+        let labelled = json!({"key": "disk", "operator": "In", "values": ["ssd"]});
+        for (term, is_prepared) in [
+            (json!({"matchExpressions": [labelled]}), true),
+            (json!({"matchFields": [named]}), false),
+        ] {
+            let (mut cluster, pod) = (cluster(), pod(required(json!([term]))));
+            let found = filtered(&NodeAffinity::default(), &pod, &mut cluster);
+            assert_eq!(found, [1], "{term}");
+            let mask = cluster.requirement_mask(&pod.template.node);
+            assert_eq!(mask.is_some(), is_prepared, "{term}");
+        }
     }
 
     #[test]

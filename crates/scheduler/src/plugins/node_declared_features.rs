@@ -68,6 +68,10 @@ impl Plugin for NodeDeclaredFeatures {
         ]
     }
 
+    fn hints_by_template(&self) -> bool {
+        true
+    }
+
     fn is_helped_by(&self, pod: &PodInfo, event: &Event<'_>, _: &Cluster) -> bool {
         match event {
             Event::NodeAdded(_) => true,

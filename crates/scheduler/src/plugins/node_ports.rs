@@ -61,10 +61,14 @@ impl Plugin for NodePorts {
         &[EventKind::NodeAdded, EventKind::PodDeleted]
     }
 
+    fn hints_by_template(&self) -> bool {
+        true
+    }
+
     fn is_helped_by(&self, pod: &PodInfo, event: &Event<'_>, _: &Cluster) -> bool {
         match event {
             Event::NodeAdded(_) => true,
-            Event::PodDeleted(other) => {
+            Event::PodDeleted(other, _) => {
                 let freed = &other.template.ports;
                 let mut wanted = pod.template.ports.iter();
                 wanted.any(|port| freed.iter().any(|other| port.collides(other)))
@@ -112,7 +116,7 @@ mod tests {
         cluster.remove_pod("uid-a");
         assert_eq!(filtered(&NodePorts, &web("b"), &mut cluster), [0]);
         let helped = |other: &PodInfo| {
-            NodePorts.is_helped_by(&web("b"), &Event::PodDeleted(other), &cluster)
+            NodePorts.is_helped_by(&web("b"), &Event::PodDeleted(other, None), &cluster)
         };
         assert!(helped(&taken));
         assert!(!helped(&samples::pod("c", "1", "1")), "it had no port");

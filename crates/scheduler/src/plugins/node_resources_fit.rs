@@ -191,6 +191,82 @@ impl NodeResourcesFit {
         }
         lack
     }
+
+    /// Whether the node has the resources for the pod when the pods that it may preempt there are gone. What is reserved for
+    /// nominated pods that are at least as important is not free.
+    fn may_have_room(&self, pod: &PodInfo, cluster: &Cluster, slot: Slot) -> bool {
+        let Some(node) = cluster.node(slot) else {
+            return false;
+        };
+        let wanted = &pod.template.requests;
+        if !fits_empty(wanted, node, cluster) && wanted.others.is_empty() {
+            return false;
+        }
+        let room = PossibleRoom::new(pod, cluster, slot);
+        let fits = |wanted: i64, column: &Column, amount: &dyn Fn(&Resources) -> i64| {
+            wanted == 0 || wanted <= column.free(slot).saturating_add(room.more(amount))
+        };
+        fits(1, &cluster.count, &|_| 1)
+            && fits(wanted.cpu, &cluster.cpu, &|requests| requests.cpu)
+            && fits(wanted.memory, &cluster.memory, &|requests| requests.memory)
+            && fits(wanted.ephemeral, &cluster.ephemeral, &|requests| {
+                requests.ephemeral
+            })
+            && wanted.others.iter().all(|(name, wanted)| {
+                let column = cluster.others.get(name);
+                let has = column.map_or(0, |column| column.allocatable[slot]);
+                let amount = |requests: &Resources| requests.amount(name);
+                self.is_ignored(name)
+                    || is_by_devices(cluster, name, has)
+                    || column.is_some_and(|column| fits(*wanted, column, &amount))
+            })
+    }
+}
+
+/// Pods whose resources on a node are not those that its columns show: less important ones may be preempted, and nominated
+/// ones are to come.
+struct PossibleRoom<'a> {
+    pod: &'a PodInfo,
+    placed: &'a [Arc<PodInfo>],
+    nominated: &'a [Arc<PodInfo>],
+    /// Whether the pod itself is nominated to the node: its victims there are on their way.
+    waits: bool,
+}
+
+impl<'a> PossibleRoom<'a> {
+    fn new(pod: &'a PodInfo, cluster: &'a Cluster, slot: Slot) -> Self {
+        let may_preempt = !pod.template.never_preempts && cluster.has_less_important(pod);
+        let name = &cluster.names[slot];
+        Self {
+            pod,
+            placed: if may_preempt {
+                &cluster.pods[slot]
+            } else {
+                &[]
+            },
+            nominated: cluster.nominated.on(name),
+            waits: cluster.nominated.node_of(&pod.uid) == Some(name),
+        }
+    }
+
+    /// What is to be added to the free amount.
+    fn more(&self, amount: &dyn Fn(&Resources) -> i64) -> i64 {
+        let own = self.pod.priority();
+        let goes = |other: &&Arc<PodInfo>| {
+            other.priority() < own && !(self.waits && other.is_terminating())
+        };
+        let comes = |other: &&Arc<PodInfo>| other.priority() >= own && other.uid != self.pod.uid;
+        let gone = sum(self.placed.iter().filter(goes), amount);
+        gone.saturating_sub(sum(self.nominated.iter().filter(comes), amount))
+    }
+}
+
+fn sum<'a>(
+    pods: impl Iterator<Item = &'a Arc<PodInfo>>,
+    amount: &dyn Fn(&Resources) -> i64,
+) -> i64 {
+    let amounts = pods.map(|pod| amount(&pod.template.requests));
+    amounts.fold(0, i64::saturating_add)
 }
 
 #[derive(Debug, Default)]
@@ -309,6 +385,10 @@ impl Plugin for NodeResourcesFit {
         ]
     }
 
+    fn hints_by_template(&self) -> bool {
+        true
+    }
+
     fn is_helped_by(&self, pod: &PodInfo, event: &Event<'_>, cluster: &Cluster) -> bool {
         let wanted = &pod.template.requests;
         match event {
@@ -317,7 +397,10 @@ impl Plugin for NodeResourcesFit {
                 let more = grew(wanted, &old.allocatable, &new.allocatable);
                 fits_empty(wanted, new, cluster) && (new.pods > old.pods || more)
             }
-            Event::PodDeleted(_) => true,
+            // Only its node has more room.
+            Event::PodDeleted(_, slot) => {
+                slot.is_none_or(|slot| self.may_have_room(pod, cluster, slot))
+            }
             Event::DeviceClass { .. } => {
                 let mut others = wanted.others.keys();
                 others.any(|name| cluster.classes.for_resource(name).is_some())
@@ -358,7 +441,7 @@ mod tests {
         let found = rejected(&*default(), &pod, &mut cluster);
         let found: Vec<_> = found
             .iter()
-            .map(|r| (r.slot, r.reasons.clone(), r.resolvable))
+            .map(|r| (r.slot, r.reasons.to_vec(), r.resolvable))
             .collect();
         assert_eq!(
             found,
@@ -379,7 +462,7 @@ mod tests {
         node.pods = 1;
         cluster.put_node(node);
         let found = rejected(&*default(), &nothing, &mut cluster);
-        assert_eq!(found[0].reasons, ["Too many pods"]);
+        assert_eq!(*found[0].reasons, ["Too many pods"]);
     }
 
     #[test]
@@ -387,7 +470,7 @@ mod tests {
         let mut cluster = samples::cluster(&[("n1", "1", "1Gi")]);
         let pod = samples::pod_requesting("a", &[("example.com/gpu", "1")]);
         let found = rejected(&*default(), &pod, &mut cluster);
-        assert_eq!(found[0].reasons, ["Insufficient example.com/gpu"]);
+        assert_eq!(*found[0].reasons, ["Insufficient example.com/gpu"]);
         assert!(!found[0].resolvable);
         for ignoring in [
             json!({"ignoredResources": ["example.com/gpu"]}),
@@ -458,6 +541,64 @@ mod tests {
             old: &after,
             new: &before
         }));
-        assert!(helped(Event::PodDeleted(&before)));
+        assert!(helped(Event::PodDeleted(&before, None)));
+    }
+
+    #[test]
+    fn a_deleted_pod_helps_those_that_have_room_on_its_node_or_may_preempt_others_there() {
+        let mut cluster = samples::cluster(&[("n1", "4", "8Gi")]);
+        cluster.put_pod("n1", samples::prioritised("low", "1", 1));
+        cluster.put_pod("n1", samples::prioritised("equal", "1", 10));
+        let gone = samples::prioritised("gone", "1", 0);
+        let helped = |cluster: &Cluster, pod: &PodInfo, slot| {
+            default().is_helped_by(pod, &Event::PodDeleted(&gone, Some(slot)), cluster)
+        };
+        let pod = |cpu, priority| samples::prioritised("p", cpu, priority);
+        for (cpu, priority, expected) in [
+            ("2", 0, true),
+            ("3", 0, false),
+            ("3", 10, true),
+            ("4", 10, false),
+            ("4", 11, true),
+            ("5", 11, false),
+        ] {
+            let helped = helped(&cluster, &pod(cpu, priority), 0);
+            assert_eq!(helped, expected, "{cpu} {priority}");
+        }
+        let never = samples::pod_asking("never", "3", "1Gi", |spec| {
+            spec.priority = Some(10);
+            spec.preemption_policy = Some("Never".into());
+        });
+        assert!(!helped(&cluster, &never, 0));
+        // Room for a nominated pod is not free, but for itself and for more important ones.
+        let first = samples::prioritised("first", "2", 10);
+        cluster.nominated.put(first.clone(), "n1".into());
+        assert!(helped(&cluster, &first, 0));
+        assert!(!helped(&cluster, &pod("2", 10), 0));
+        assert!(helped(&cluster, &pod("2", 11), 0));
+        cluster.remove_node("n1");
+        assert!(!helped(&cluster, &pod("1", 10), 0));
+    }
+
+    #[test]
+    fn a_nominated_pod_waits_for_all_its_victims() {
+        let victim = |name: &str| {
+            let mut victim = samples::api_pod(name, &[]);
+            let container = json!({"name": "c", "resources": {"requests": {"cpu": "1"}}});
+            let spec = json!({"priority": 0, "containers": [container]});
+            victim.spec = serde_json::from_value(spec).unwrap();
+            victim.metadata.deletion_timestamp = Some(samples::time(1));
+            Arc::new(PodInfo::new(&victim))
+        };
+        let mut cluster = samples::cluster(&[("n1", "3", "8Gi")]);
+        cluster.put_pod("n1", victim("one"));
+        cluster.put_pod("n1", victim("two"));
+        let (pod, gone) = (samples::prioritised("p", "3", 10), victim("gone"));
+        cluster.nominated.put(pod.clone(), "n1".into());
+        for (next, expected) in [("one", false), ("two", true)] {
+            cluster.remove_pod(&format!("uid-{next}"));
+            let event = Event::PodDeleted(&gone, Some(0));
+            assert_eq!(default().is_helped_by(&pod, &event, &cluster), expected);
+        }
     }
 }

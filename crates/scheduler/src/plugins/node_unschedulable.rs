@@ -77,6 +77,10 @@ impl Plugin for NodeUnschedulable {
         ]
     }
 
+    fn hints_by_template(&self) -> bool {
+        true
+    }
+
     fn is_helped_by(&self, pod: &PodInfo, event: &Event<'_>, _: &Cluster) -> bool {
         match event {
             Event::NodeAdded(node) => !node.unschedulable || tolerates_cordon(pod),

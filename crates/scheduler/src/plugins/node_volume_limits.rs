@@ -192,7 +192,7 @@ impl Plugin for NodeVolumeLimits {
                 let mut now = limits(new).into_iter();
                 now.any(|(driver, limit)| limit > before.get(driver).copied().unwrap_or(0))
             }
-            Event::PodDeleted(other) => {
+            Event::PodDeleted(other, _) => {
                 !other.template.claims.is_empty() || !other.template.migrated.is_empty()
             }
             Event::Claim {
@@ -239,7 +239,7 @@ mod tests {
         assert!(rejected(&NodeVolumeLimits, &new, &mut cluster).is_empty());
         cluster.put_pod("n1", samples::pod_with_claim("two", "b"));
         let found = rejected(&NodeVolumeLimits, &new, &mut cluster);
-        assert_eq!(found[0].reasons, [TOO_MANY]);
+        assert_eq!(*found[0].reasons, [TOO_MANY]);
         assert!(found[0].resolvable);
         let shared = samples::pod_with_claim("shared", "b");
         assert!(rejected(&NodeVolumeLimits, &shared, &mut cluster).is_empty());

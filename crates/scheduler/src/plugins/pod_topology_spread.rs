@@ -419,8 +419,10 @@ impl Plugin for PodTopologySpread {
     }
 
     fn prepare(&self, pod: &PodInfo, cluster: &mut Cluster) {
+        let mut spreads = false;
         for hard in [true, false] {
             let constraints = self.constraints(pod, cluster, hard);
+            spreads |= !constraints.is_empty();
             for spread in constraints {
                 cluster.prepare_key(&spread.topology_key);
                 cluster.prepare_matcher(&spread.matcher);
@@ -429,7 +431,9 @@ impl Plugin for PodTopologySpread {
                 cluster.prepare_counts(&spread.matcher, key);
             }
         }
-        cluster.prepare_requirements(&pod.template.node);
+        if spreads {
+            cluster.prepare_requirements(&pod.template.node);
+        }
     }
 
     fn pre_filter(&self, pod: &PodInfo, cluster: &Cluster) -> PreFilter {
@@ -530,6 +534,10 @@ impl Plugin for PodTopologySpread {
         ]
     }
 
+    fn hints_by_template(&self) -> bool {
+        true
+    }
+
     fn is_helped_by(&self, pod: &PodInfo, event: &Event<'_>, cluster: &Cluster) -> bool {
         let hard = self.constraints(pod, cluster, true);
         let selects = |other: &PodInfo, spread: &Cow<'_, Spread>| {
@@ -543,7 +551,7 @@ impl Plugin for PodTopologySpread {
             keys.all(|key| node.labels.contains_key(&**key))
         };
         match event {
-            Event::PodAdded(other) | Event::PodDeleted(other) => involved(other),
+            Event::PodAdded(other) | Event::PodDeleted(other, _) => involved(other),
             Event::PodUpdated { old, new } => {
                 // A pod that begins to terminate no longer counts.
                 let terminates = old.is_terminating() != new.is_terminating();

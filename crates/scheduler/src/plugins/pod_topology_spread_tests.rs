@@ -219,8 +219,8 @@ fn only_pods_and_nodes_that_are_counted_wake_a_pod() {
     let helped = |event: Event<'_>| plugin.is_helped_by(&waiting, &event, &cluster);
     let web = samples::pod_labelled("w", &[("app", "web")], |_| {});
     let other = samples::pod_labelled("o", &[("app", "db")], |_| {});
-    assert!(helped(Event::PodDeleted(&web)) && helped(Event::PodAdded(&web)));
-    assert!(!helped(Event::PodDeleted(&other)));
+    assert!(helped(Event::PodDeleted(&web, None)) && helped(Event::PodAdded(&web)));
+    assert!(!helped(Event::PodDeleted(&other, None)));
     let (zoned, bare) = (
         samples::labelled("n", &[("zone", "c")]),
         samples::labelled("n", &[]),

@@ -102,6 +102,10 @@ impl Plugin for TaintToleration {
         ]
     }
 
+    fn hints_by_template(&self) -> bool {
+        true
+    }
+
     fn is_helped_by(&self, pod: &PodInfo, event: &Event<'_>, _: &Cluster) -> bool {
         match event {
             Event::NodeAdded(node) => is_tolerated(pod, node),

@@ -126,7 +126,7 @@ impl Plugin for VolumeRestrictions {
 
     fn is_helped_by(&self, pod: &PodInfo, event: &Event<'_>, _: &Cluster) -> bool {
         match event {
-            Event::PodDeleted(other) => {
+            Event::PodDeleted(other, _) => {
                 let same = |claim: &VolumeClaim| matches!(claim, VolumeClaim::Named(_));
                 let mut claims = pod.template.claims.iter().filter(|claim| same(claim));
                 other.namespace() == pod.namespace()
@@ -189,7 +189,11 @@ mod tests {
             cluster.put_pod("n1", with("held", held.clone()));
             let found = rejected(&VolumeRestrictions, &with("new", wanted), &mut cluster);
             assert_eq!(!found.is_empty(), conflict, "{held}");
-            assert!(found.iter().all(|rejection| rejection.reasons == [NO_DISK]));
+            assert!(
+                found
+                    .iter()
+                    .all(|rejection| *rejection.reasons == [NO_DISK])
+            );
         }
     }
 }

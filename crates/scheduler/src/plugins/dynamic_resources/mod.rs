@@ -318,7 +318,7 @@ impl Plugin for DynamicResources {
                 old.labels != new.labels || old.allocatable != new.allocatable
             }
             // Its binding failed: allocations that were not written are free again.
-            Event::PodDeleted(gone) => {
+            Event::PodDeleted(gone, _) => {
                 let template = &gone.template;
                 !template.resource_claims.is_empty() || !template.extended.is_empty()
             }
