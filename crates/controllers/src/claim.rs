@@ -3,14 +3,27 @@
 
 use std::sync::Arc;
 
-use client::Api;
+use client::{Api, Informer, informer::Labelled};
 use futures::future::join_all;
 use k8s_openapi::NamespaceResourceScope;
 use kube::Resource;
 use reconcile::{Error, Selector, Writer};
 use serde_json::json;
 
-use crate::shared::{Watched, controller_of, controller_reference};
+use crate::shared::{OWNER, Watched, controller_of, controller_reference, orphans_of};
+
+/// The objects of a namespace without a controller that a selector matches. Others are not decoded: there may be many.
+pub(crate) fn selected_orphans<K: Watched>(
+    informer: &Informer<K>,
+    namespace: &str,
+    selector: &Selector,
+) -> Vec<Arc<K>> {
+    let orphans = informer.entries_by_index(OWNER, &orphans_of(namespace));
+    let selected = orphans
+        .iter()
+        .filter(|orphan| selector.matches_with(|key| orphan.label(key)));
+    selected.map(|orphan| informer.read_entry(orphan)).collect()
+}
 
 #[derive(Debug, PartialEq, Eq)]
 enum Claim {
@@ -166,6 +179,41 @@ mod tests {
         assert_eq!(decide(&mine, true, &owned_by(&other)), Claim::Ignore);
         assert_eq!(decide(&mine, true, &orphan), Claim::Adopt);
         assert_eq!(decide(&mine, false, &orphan), Claim::Ignore);
+    }
+
+    #[tokio::test]
+    async fn orphans_are_found_by_namespace_and_selector() {
+        let refused = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("no server"))
+        });
+        let sets = Informer::<ReplicaSet>::builder(client::in_process(refused));
+        let sets = Watched::indexed(sets).offline();
+        for (namespace, name, app, is_owned) in [
+            ("ns", "orphan", "a", false),
+            ("ns", "other", "b", false),
+            ("ns", "owned", "a", true),
+            ("far", "orphan", "a", false),
+        ] {
+            let metadata = ObjectMeta {
+                namespace: Some(namespace.into()),
+                name: Some(name.into()),
+                uid: Some(format!("{namespace}-{name}")),
+                labels: Some([("app".to_owned(), app.to_owned())].into()),
+                owner_references: is_owned.then(|| vec![controller_reference(&owner("1"))]),
+                ..Default::default()
+            };
+            sets.upsert(ReplicaSet {
+                metadata,
+                ..Default::default()
+            });
+        }
+        let selector = Selector::labels(&[("app".to_owned(), "a".to_owned())].into());
+        let found = selected_orphans(&sets, "ns", &selector);
+        let uids: Vec<_> = found
+            .iter()
+            .map(|set| set.metadata.uid.as_deref())
+            .collect();
+        assert_eq!(uids, [Some("ns-orphan")]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     claim,
-    shared::{OWNER, Watched, controller_reference, orphans_of},
+    shared::{OWNER, Watched, controller_reference},
     templatehash::short_hash,
 };
 
@@ -94,8 +94,8 @@ impl History {
         let cache = revisions.cache();
         let namespace = owner.meta().namespace.as_deref().unwrap_or_default();
         let mut known = cache.by_index(OWNER, owner.meta().uid.as_deref().unwrap_or_default());
-        known.extend(cache.by_index(OWNER, &orphans_of(namespace)));
         let selector = Selector::from_label_selector(Some(selector));
+        known.extend(claim::selected_orphans(cache, namespace, &selector));
         let known = claim::claim(owner, owners, &selector, revisions, known, None).await?;
         Ok(Self::new(known, label))
     }

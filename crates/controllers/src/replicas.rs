@@ -21,7 +21,7 @@ use crate::{
     members::{self, Facts, Member},
     podcontrol,
     selecting::{Selecting, keys_selecting},
-    shared::{OWNER, REST, Shared, Watched, controller_of},
+    shared::{OWNER, REST, Shared, Watched, controller_of, rest_of_pods},
 };
 
 /// At most this many pods are created or deleted per reconciliation.
@@ -98,18 +98,24 @@ impl<K: Owner> Controller for Replicas<K> {
             return Ok(Action::Done);
         };
         let wish = owner.wish();
-        let (mut active, terminating) = self.members(&*owner, &wish.selector).await?;
-        let terminating = K::COUNTS_TERMINATING.then_some(terminating);
+        let (mut active, mut terminating) = self.members(&*owner, &wish.selector).await?;
         let now = self.shared.now();
-        let mut outcome = Ok(());
+        let (mut outcome, mut is_settled) = (Ok(()), true);
         if owner.meta().deletion_timestamp.is_none() {
             let related = |own: &[Member]| self.related(&*owner, own);
-            outcome = match plan(wish.replicas, &mut active, related, now) {
+            let plan = plan(wish.replicas, &mut active, related, now);
+            is_settled = matches!(plan, Plan::Nothing);
+            outcome = match plan {
                 Plan::Nothing => Ok(()),
                 Plan::Create(count) => self.create(&*owner, wish.template, count).await,
                 Plan::Delete(members) => self.delete(&*owner, members).await,
             };
         }
+        if !is_settled {
+            // The informer shows what was created and deleted: counted now, it needs no second status.
+            (active, terminating) = divide(self.own(&*owner, &wish.selector).0);
+        }
+        let terminating = K::COUNTS_TERMINATING.then_some(terminating);
         let before = owner.status();
         let failure = outcome.as_ref().err().map(podcontrol::message);
         let known = before.as_ref().and_then(|before| before.conditions.clone());
@@ -124,7 +130,7 @@ impl<K: Owner> Controller for Replicas<K> {
             self.owners.update_status(&key.namespace, &updated).await?;
         }
         outcome?;
-        Ok(next_look(&active, wish.min_ready_seconds, now))
+        Ok(next_look(&active, wish.min_ready_seconds, is_settled, now))
     }
 }
 
@@ -132,27 +138,29 @@ impl<K: Owner> Replicas<K> {
     /// The active pods that `owner` controls after adopting and releasing, and how many terminating ones it has. Only
     /// pods that it adopts or releases are decoded.
     async fn members(&self, owner: &K, selector: &Selector) -> Result<(Vec<Member>, i32), Error> {
-        let meta = owner.meta();
-        let namespace = meta.namespace.as_deref().unwrap_or_default();
         let cache = self.pods.cache();
-        let (own, unclaimed) =
-            members::own_and_unclaimed(cache, meta.uid.as_deref(), namespace, selector);
-        let (mut active, rest): (Vec<_>, Vec<_>) = own
-            .into_iter()
-            .partition(|member| member.facts().is_active());
-        let terminating = rest.iter().filter(|member| member.facts().is_terminating());
-        let terminating = count(terminating);
+        let (own, unclaimed) = self.own(owner, selector);
+        let (mut active, terminating) = divide(own);
         let unclaimed: Vec<_> = unclaimed
             .into_iter()
             .filter(|member| member.facts().is_active())
             .map(|member| cache.read_entry(member.entry()))
             .collect();
         if !unclaimed.is_empty() {
+            let namespace = owner.meta().namespace.as_deref().unwrap_or_default();
             let api = Api::namespaced(self.shared.client(K::ACCOUNT), namespace);
             let adopted = claim::claim(owner, &api, selector, &self.pods, unclaimed, None).await?;
             active.extend(adopted.into_iter().map(Member::detached));
         }
         Ok((active, terminating))
+    }
+
+    /// The pods that `owner` controls, and those that it may have to release or adopt.
+    fn own(&self, owner: &K, selector: &Selector) -> (Vec<Member>, Vec<Member>) {
+        let meta = owner.meta();
+        let namespace = meta.namespace.as_deref().unwrap_or_default();
+        let uid = meta.uid.as_deref();
+        members::own_and_unclaimed(self.pods.cache(), uid, namespace, selector)
     }
 
     /// The pods of all ReplicaSets with the same controller, whose distribution over nodes affects
@@ -190,6 +198,15 @@ impl<K: Owner> Replicas<K> {
         });
         reconcile::all(join_all(deletions).await)
     }
+}
+
+/// The active ones of these pods, and how many are terminating.
+fn divide(own: Vec<Member>) -> (Vec<Member>, i32) {
+    let (active, rest): (Vec<_>, Vec<_>) = own
+        .into_iter()
+        .partition(|member| member.facts().is_active());
+    let terminating = rest.iter().filter(|member| member.facts().is_terminating());
+    (active, count(terminating))
 }
 
 enum Plan {
@@ -278,13 +295,19 @@ fn conditions(
     (!conditions.is_empty()).then_some(conditions)
 }
 
-/// When the next ready pod becomes available.
-fn next_look(active: &[Member], min_ready_seconds: i32, now: Timestamp) -> Action {
+/// When the next ready pod becomes available. An owner whose pods all exist rests longer the more they are.
+fn next_look(
+    active: &[Member],
+    min_ready_seconds: i32,
+    is_settled: bool,
+    now: Timestamp,
+) -> Action {
     let waits = active
         .iter()
         .filter_map(|member| member.facts().available_in(min_ready_seconds, now));
     match waits.filter(|wait| !wait.is_zero()).min() {
         Some(wait) => Action::After(wait + Duration::from_millis(1)),
+        None if is_settled => rest_of_pods(active.len()),
         None => Action::Done,
     }
 }
@@ -349,7 +372,18 @@ mod tests {
         assert_eq!(status.ready_replicas, Some(2));
         assert_eq!(status.available_replicas, Some(1));
         let wait = Duration::from_millis(9001);
-        assert_eq!(next_look(&members, 10, at(100)), Action::After(wait));
+        for is_settled in [true, false] {
+            let next = next_look(&members, 10, is_settled, at(100));
+            assert_eq!(next, Action::After(wait));
+        }
+    }
+
+    #[test]
+    fn many_pods_that_exist_let_their_owner_rest_longer() {
+        let members = vec![Member::detached(Arc::new(pod("a", None))); 5000];
+        let next = |is_settled| next_look(&members, 0, is_settled, at(100));
+        assert_eq!(next(true), Action::Rest(Duration::from_millis(100)));
+        assert_eq!(next(false), Action::Done);
     }
 
     #[test]

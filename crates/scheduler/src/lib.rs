@@ -29,9 +29,9 @@ pub mod preemption;
 mod preemption_reference;
 pub mod queue;
 mod recent_specs;
-mod rejected_pods;
 #[cfg(test)]
 mod reference;
+mod rejected_pods;
 pub mod resources;
 mod run;
 #[cfg(test)]

@@ -21,7 +21,7 @@ use crate::{
     claim, podcontrol,
     pods::is_terminal,
     selecting::keys_selecting,
-    shared::{OWNER, REST, Shared, controller_of, orphans_of},
+    shared::{OWNER, REST, Shared, controller_of},
 };
 use decide::{Plan, Resize, View, decide};
 
@@ -124,7 +124,7 @@ impl Deployments {
         let cache = self.sets.cache();
         let uid = deployment.metadata.uid.as_deref().unwrap_or_default();
         let mut candidates = cache.by_index(OWNER, uid);
-        candidates.extend(cache.by_index(OWNER, &orphans_of(&key.namespace)));
+        candidates.extend(claim::selected_orphans(cache, &key.namespace, selector));
         let api = Api::namespaced(self.shared.client(ACCOUNT), &key.namespace);
         let sets =
             claim::claim(&**deployment, &api, selector, &self.sets, candidates, None).await?;

@@ -6,6 +6,7 @@
 //! match; a namespaced object has owners in its namespace or cluster-scoped ones. Nothing starts
 //! before every kind was listed, since orphaning needs all dependents.
 
+mod absent;
 mod decide;
 mod graph;
 
@@ -30,6 +31,7 @@ use serde_json::json;
 use tracing::{debug, warn};
 
 use crate::{discovery::discover, shared::Shared};
+use absent::AbsentOwners;
 use decide::{Owner, Verdict, decide};
 use graph::{Graph, Item};
 
@@ -41,6 +43,8 @@ const DISCOVERY: Duration = Duration::from_secs(15);
 const WORKERS: usize = 32;
 /// How long an owner without dependents waits for such as are not in the caches yet.
 const DEPENDENTS_WAIT: Duration = Duration::from_millis(250);
+/// How long an owner rests for each dependent after it was found to wait for them: each of their deletions enqueues it.
+const REST_PER_DEPENDENT: Duration = Duration::from_micros(50);
 /// The maximum number of remembered owners.
 const REMEMBERED: usize = 1024;
 const FOREGROUND: &str = "foregroundDeletion";
@@ -58,6 +62,8 @@ struct Collector {
     queue: Queue<Item>,
     /// Guards since when owners, by uid, have no known dependents.
     alone: Mutex<HashMap<String, Instant>>,
+    /// Guards the owners that the API server does not have.
+    absent: Mutex<AbsentOwners>,
     recorder: Recorder,
 }
 
@@ -72,6 +78,7 @@ pub fn start(shared: &Arc<Shared>) {
         graph: graph.clone(),
         queue,
         alone: Mutex::default(),
+        absent: Mutex::default(),
         recorder: shared.recorder(ACCOUNT, "garbage-collector-controller"),
     });
     let token = shared.context.token();
@@ -122,12 +129,15 @@ fn is_absent(status: &kube::core::Status, name: &str) -> bool {
 
 impl Collector {
     async fn work(&self) {
-        let held = self.queue.next().await;
-        let item = held.key();
+        let mut held = self.queue.next().await;
+        let item = &held.key().clone();
         // A panic counts as a failure of this object and must not end the worker.
         let collected = AssertUnwindSafe(self.collect(item)).catch_unwind().await;
         match collected.unwrap_or_else(|_| Err(Error::Invalid("panicked".to_owned()))) {
-            Ok(()) => self.queue.forget(item),
+            Ok(rest) => {
+                self.queue.forget(item);
+                held.rest(rest);
+            }
             Err(error) => {
                 let failures = self.queue.failures(item);
                 if failures > 5 && !error.is_conflict() {
@@ -138,20 +148,20 @@ impl Collector {
         }
     }
 
-    async fn collect(&self, item: &Item) -> Result<(), Error> {
+    /// Returns how long the object rests.
+    async fn collect(&self, item: &Item) -> Result<Duration, Error> {
         let Some(meta) = self.graph.get(item) else {
-            return Ok(());
+            return Ok(Duration::ZERO);
         };
         let finalizers = meta.finalizers.clone().unwrap_or_default();
         let has = |name: &str| finalizers.iter().any(|finalizer| finalizer == name);
         if meta.deletion_timestamp.is_some() {
             if has(ORPHAN) {
-                return self.orphan(item, &meta).await;
-            }
-            if has(FOREGROUND) {
+                self.orphan(item, &meta).await?;
+            } else if has(FOREGROUND) {
                 return self.foreground(item, &meta).await;
             }
-            return Ok(());
+            return Ok(Duration::ZERO);
         }
         let mut owners = Vec::new();
         for reference in meta.owner_references.iter().flatten() {
@@ -162,7 +172,7 @@ impl Collector {
             let uid = meta.uid.as_deref().unwrap_or_default();
             !self.graph.dependents(uid, &item.namespace).is_empty()
         };
-        match decide(&owners, has_dependents) {
+        let collected = match decide(&owners, has_dependents) {
             Verdict::Keep => Ok(()),
             Verdict::Trim(uids) => {
                 let mut left = meta.owner_references.clone().unwrap_or_default();
@@ -180,7 +190,8 @@ impl Collector {
                 };
                 self.delete(item, &meta, policy).await
             }
-        }
+        };
+        collected.map(|()| Duration::ZERO)
     }
 
     /// The state of an owner, read from the API server if the cache does not have it.
@@ -216,10 +227,14 @@ impl Collector {
             // A cluster-scoped object cannot have a namespaced owner: such a reference is ignored.
             return Ok(Owner::Solid);
         }
-        let api: Api<DynamicObject> = if kind.namespaced {
-            Api::namespaced_with(self.client.clone(), &item.namespace, &kind.api)
-        } else {
-            Api::all_with(self.client.clone(), &kind.api)
+        // Dependents of one deleted owner come together.
+        let namespace = Some(&*item.namespace).filter(|_| kind.namespaced);
+        if self.absent.lock().contains(reference, namespace) {
+            return Ok(Owner::Absent);
+        }
+        let api: Api<DynamicObject> = match namespace {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &kind.api),
+            None => Api::all_with(self.client.clone(), &kind.api),
         };
         let found = match api.get_metadata(&reference.name).await {
             Ok(owner) => Some(owner),
@@ -227,6 +242,9 @@ impl Collector {
             Err(error) => return Err(error.into()),
         };
         let there = found.is_some_and(|owner| owner.metadata.uid.as_ref() == Some(&reference.uid));
+        if !there {
+            self.absent.lock().add(reference, namespace);
+        }
         Ok(if there { Owner::Solid } else { Owner::Absent })
     }
 
@@ -262,11 +280,13 @@ impl Collector {
     }
 
     /// Foreground deletion: deletes the dependents, and removes the finalizer when no blocking one
-    /// is left.
-    async fn foreground(&self, item: &Item, meta: &ObjectMeta) -> Result<(), Error> {
+    /// is left. Returns how long the object rests.
+    async fn foreground(&self, item: &Item, meta: &ObjectMeta) -> Result<Duration, Error> {
         let uid = meta.uid.as_deref().unwrap_or_default();
         let mut blocked = false;
-        for dependent in self.graph.dependents(uid, &item.namespace) {
+        let dependents = self.graph.dependents(uid, &item.namespace);
+        let rest = REST_PER_DEPENDENT * u32::try_from(dependents.len()).unwrap_or(u32::MAX);
+        for dependent in dependents {
             let Some(other) = self.graph.get(&dependent) else {
                 continue;
             };
@@ -278,16 +298,15 @@ impl Collector {
             }
         }
         if blocked {
-            return if self.waits_for_itself(uid, &item.namespace) {
-                self.unblock_owners(item, meta).await
-            } else {
-                Ok(())
-            };
+            if self.waits_for_itself(uid, &item.namespace) {
+                self.unblock_owners(item, meta).await?;
+            }
+            return Ok(rest);
         }
-        if self.hesitates(item, uid) {
-            return Ok(());
+        if !self.hesitates(item, uid) {
+            self.without_finalizer(item, meta, FOREGROUND).await?;
         }
-        self.without_finalizer(item, meta, FOREGROUND).await
+        Ok(Duration::ZERO)
     }
 
     /// Whether an owner without known dependents must wait, since informers of different kinds are

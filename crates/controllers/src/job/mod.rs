@@ -11,7 +11,11 @@ mod pod;
 mod successpolicy;
 mod template;
 
-use std::{collections::HashMap, sync::Arc, time::Instant};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use client::Api;
 use futures::future::join_all;
@@ -27,8 +31,9 @@ use crate::{
     claim,
     members::{self, Facts},
     podcontrol,
+    pods::is_terminal,
     selecting::keys_selecting,
-    shared::{REST, Shared},
+    shared::{Shared, rest_of_pods},
 };
 use backoff::Backoff;
 use decide::{Done, Round, Step, View, is_finished};
@@ -39,6 +44,8 @@ pub(crate) use pod::is_tracked;
 pub const NAME: &str = "job";
 const ACCOUNT: &str = "job-controller";
 const WORKERS: usize = 32;
+/// How long a Job is delayed after a reconciliation: the status of a pod that ends soon is then written once.
+const REST: Duration = Duration::from_millis(100);
 
 struct Jobs {
     shared: Arc<Shared>,
@@ -65,7 +72,8 @@ pub fn start(shared: &Arc<Shared>) {
         .controller(&controller)
         .skips(shared.metrics.job_skips.skips())
         .watches(controller.jobs.cache())
-        .owns(
+        .owns_if(
+            concerns,
             &pods.only(|facts: &Facts| facts.concerns("Job")),
             "Job",
             move |pod| keys_selecting(&jobs, pod),
@@ -73,6 +81,11 @@ pub fn start(shared: &Arc<Shared>) {
         .workers(WORKERS)
         .rest(REST)
         .start();
+}
+
+/// Whether a change of a pod can change what its Job does or its status. Of an ended pod any condition may decide.
+fn concerns(old: &Pod, new: &Pod) -> bool {
+    members::concerns_workload(old, new) || is_terminal(new)
 }
 
 /// Whether another controller manages the Job (managedBy).
@@ -116,6 +129,7 @@ impl Controller for Jobs {
             now: self.shared.now(),
         });
         let (begun, action) = (Instant::now(), round.step.action());
+        let is_settled = matches!(round.step, Step::Nothing);
         let (done, outcome) = self.act(&job, &round.step).await;
         let (backoff, after) = (round.backoff, round.after);
         let conclusion = round.conclude(done);
@@ -144,7 +158,11 @@ impl Controller for Jobs {
         });
         reconcile::all(join_all(released).await)?;
         outcome?;
-        Ok(after.map_or(Action::Done, Action::After))
+        Ok(match after {
+            Some(after) => Action::After(after),
+            None if is_settled => rest_of_pods(pods.len()),
+            None => Action::Done,
+        })
     }
 }
 

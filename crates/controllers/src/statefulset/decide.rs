@@ -14,6 +14,9 @@ use crate::{
     pods::{available_in, is_available, is_deleting, is_ready, is_terminal, phase},
 };
 
+/// At most this many pods are created per reconciliation.
+const BURST: usize = 500;
+
 pub(super) struct View<'a> {
     pub(super) set: &'a StatefulSet,
     /// The name of the newest revision.
@@ -99,7 +102,12 @@ pub(super) fn decide(view: &View) -> Plan {
 
 impl Round<'_> {
     fn wanted(&self) -> std::ops::Range<i64> {
-        self.first..self.first + i64::from(self.replicas)
+        self.first..self.first + i64::from(self.replicas.max(0))
+    }
+
+    /// The existing pods of wanted ordinals. A set may want two billion: they must not be counted one by one.
+    fn kept(&self) -> impl DoubleEndedIterator<Item = (&i64, &Arc<Pod>)> {
+        self.pods.range(self.wanted())
     }
 
     fn min_ready(&self) -> i32 {
@@ -153,25 +161,40 @@ impl Round<'_> {
 
     /// Steps for the wanted ordinals; returns whether the next phase may follow.
     fn keep_wanted(&mut self) -> bool {
+        if !self.ordered {
+            self.keep_in_parallel();
+            return true;
+        }
         for ordinal in self.wanted() {
-            let well = match self.pods.get(&ordinal).cloned() {
-                None => {
-                    if (self.view.has_stale_claim)(ordinal) {
-                        // The claim is deleted first; its deletion comes as an event.
-                        false
-                    } else {
-                        let revision = self.revision_for(ordinal).to_owned();
-                        self.steps.push(Step::Create { ordinal, revision });
-                        false
-                    }
-                }
-                Some(pod) => self.keep(pod),
+            let Some(pod) = self.pods.get(&ordinal).cloned() else {
+                self.create(ordinal);
+                return false;
             };
-            if self.ordered && !well {
+            if !self.keep(pod) {
                 return false;
             }
         }
         true
+    }
+
+    fn keep_in_parallel(&mut self) {
+        let kept: Vec<_> = self.kept().map(|(_, pod)| pod.clone()).collect();
+        for pod in kept {
+            self.keep(pod);
+        }
+        let missing = self.wanted();
+        let missing = missing.filter(|ordinal| !self.pods.contains_key(ordinal));
+        for ordinal in missing.take(BURST).collect::<Vec<_>>() {
+            self.create(ordinal);
+        }
+    }
+
+    fn create(&mut self, ordinal: i64) {
+        // A stale claim is deleted first; its deletion comes as an event.
+        if !(self.view.has_stale_claim)(ordinal) {
+            let revision = self.revision_for(ordinal).to_owned();
+            self.steps.push(Step::Create { ordinal, revision });
+        }
     }
 
     fn keep(&mut self, pod: Arc<Pod>) -> bool {
@@ -195,8 +218,7 @@ impl Round<'_> {
     /// Steps for pods beyond the wanted ordinals, the highest first; returns whether none is left.
     fn remove_unwanted(&mut self) -> bool {
         let unwell = |pod: &&Arc<Pod>| self.is_unavailable(Some(pod));
-        let wanted = self.wanted().map(|ordinal| self.pods.get(&ordinal));
-        let first_wanted = wanted.flatten().find(unwell);
+        let first_wanted = self.kept().map(|(_, pod)| pod).find(unwell);
         let unwanted = || {
             self.pods
                 .iter()
@@ -245,14 +267,16 @@ impl Round<'_> {
             return;
         };
         let most = scaled(Some(&most), self.replicas, false).max(1);
-        let missing = self
-            .wanted()
-            .filter(|ordinal| self.is_unavailable(self.pods.get(ordinal)));
-        let missing = i32::try_from(missing.count()).unwrap_or(i32::MAX);
-        let old = ordinals.filter_map(|ordinal| self.pods.get(&ordinal).cloned());
-        let old = old.filter(|pod| self.is_old(pod));
+        let available = self
+            .kept()
+            .filter(|(_, pod)| !self.is_unavailable(Some(pod)));
+        let available = i32::try_from(available.count()).unwrap_or(i32::MAX);
+        let missing = self.replicas.max(0) - available;
+        let old = self.kept().rev().filter(|(ordinal, _)| **ordinal >= lowest);
+        let old = old.filter(|(_, pod)| self.is_old(pod));
         let room = usize::try_from(most - missing).unwrap_or(0);
-        for pod in old.take(room).collect::<Vec<_>>() {
+        let old: Vec<_> = old.take(room).map(|(_, pod)| pod.clone()).collect();
+        for pod in old {
             self.replace(pod);
         }
     }
@@ -493,6 +517,34 @@ mod tests {
         let some = ["0 old ready", "1 old ready", "2 new", "3 new ready"];
         assert_eq!(changes(&set(json!(2), "Parallel"), &some), "-1");
         assert_eq!(changes(&set(json!(1), "Parallel"), &some), "");
+    }
+
+    #[test]
+    fn a_set_of_two_billion_pods_is_decided_about_at_once_and_created_in_parts() {
+        for (policy, expected) in [("Parallel", BURST), ("OrderedReady", 1)] {
+            let spec = json!({"podManagementPolicy": policy, "ordinals": {"start": 7},
+                "updateStrategy": {"rollingUpdate": {"maxUnavailable": "100%"}}});
+            let huge = set(i32::MAX, spec);
+            let steps = plan(&huge, &["7 old ready", "9 new ready"], 0).steps;
+            let created: Vec<i64> = steps
+                .iter()
+                .filter_map(|step| match step {
+                    Step::Create { ordinal, .. } => Some(*ordinal),
+                    _ => None,
+                })
+                .collect();
+            assert_eq!(created.len(), expected, "{policy}");
+            assert_eq!(created[0], 8);
+        }
+        let parallel = set(i32::MAX, json!({"podManagementPolicy": "Parallel"}));
+        let last = i64::from(i32::MAX) - 1;
+        let pods = [format!("{last} old Failed"), format!("{} new", last + 1)];
+        let changes = changes(&parallel, &[&pods[0], &pods[1]]);
+        assert!(
+            changes.starts_with(&format!("-{last}, +0 new")),
+            "{changes}"
+        );
+        assert!(changes.ends_with(&format!("-{}", last + 1)), "{changes}");
     }
 
     #[test]
