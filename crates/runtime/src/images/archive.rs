@@ -14,13 +14,19 @@ use super::{
     blobs::{MAX_DOCUMENT, digest_of},
     bounded::Bounded,
     config::ConfigFile,
-    layer::decompress,
+    layer::{Window, decompress},
     registry::manifest::{Descriptor, Document, Manifest, pick},
 };
 use crate::{
     disk,
     error::{Error, Result},
 };
+
+/// The maximum number of layers of an image: overlayfs takes no more.
+pub(super) const MAX_LAYERS: usize = 500;
+
+/// How much memory the names of an archive's files may take.
+const MAX_NAMES: usize = 64 << 20;
 
 /// The annotations with an image's name in a layout, the fuller one first.
 const NAMES: &[&str] = &[
@@ -67,8 +73,8 @@ impl Archive {
         let wrong = |error: io::Error| Error::BadImage(format!("archive: {error}"));
         let mut files = BTreeMap::new();
         let mut links = Vec::new();
-        let (mut seen, mut bytes) = (0_u64, 0_u64);
-        let (content, bound) = Bounded::new(decompress(content).map_err(wrong)?);
+        let (mut seen, mut bytes, mut names) = (0_u64, 0_u64, 0);
+        let (content, bound) = Bounded::new(decompress(content, Window::Large).map_err(wrong)?);
         let mut archive = tar::Archive::new(content);
         let mut entries = archive.entries().map_err(wrong)?;
         loop {
@@ -78,10 +84,12 @@ impl Archive {
             bound.lift();
             seen += 1;
             bytes = bytes.saturating_add(entry.size());
-            if seen > limits.entries || bytes > limits.bytes {
+            let name = plain(&entry.path().map_err(wrong)?);
+            let link = entry.link_name_bytes().map_or(0, |link| link.len());
+            names += name.len() + link;
+            if seen > limits.entries || bytes > limits.bytes || names > MAX_NAMES {
                 return Err(Error::BadImage("the archive is larger than allowed".into()));
             }
-            let name = plain(&entry.path().map_err(wrong)?);
             match entry.header().entry_type() {
                 tar::EntryType::Regular | tar::EntryType::Continuous => {
                     let path = staging.join(seen.to_string());
@@ -264,9 +272,11 @@ impl Images {
         names: &[Reference],
         progress: &Progress,
     ) -> Result<Image> {
+        check_layers(blobs.len())?;
         let id = self.put_blob(config)?;
         let file: ConfigFile = serde_json::from_slice(config).map_err(bad)?;
         file.check_platform()?;
+        file.check_size()?;
         if file.rootfs.diff_ids.len() != blobs.len() {
             let message = format!(
                 "{} layers but {} digests of them",
@@ -299,6 +309,16 @@ impl Images {
             settled: false,
             config: file.image_config(),
         })
+    }
+}
+
+/// Refuses an image with more layers than a container can have.
+pub(super) fn check_layers(count: usize) -> Result<()> {
+    match count <= MAX_LAYERS {
+        true => Ok(()),
+        false => Err(Error::BadImage(format!(
+            "{count} layers, more than {MAX_LAYERS}"
+        ))),
     }
 }
 

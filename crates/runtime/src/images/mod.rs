@@ -47,6 +47,8 @@ pub struct Images {
     limits: Limits,
     /// Guards the locks of partial files. Concurrent downloads of the same file wait for its lock.
     fetching: Mutex<HashMap<PathBuf, Weak<tokio::sync::Mutex<()>>>>,
+    /// Permits for unpacking pulled images, which takes memory for each.
+    unpacking: tokio::sync::Semaphore,
     /// Repositories and the digests of stored blobs that pulls downloaded from them, for images that are not complete yet.
     served: Mutex<BTreeSet<(String, String)>>,
 }
@@ -61,6 +63,9 @@ struct Version {
 /// Held while an image is stored or a container is created, so that content which no image or
 /// container refers to yet is not swept. Works across processes.
 pub struct Lease(#[expect(dead_code, reason = "closing the file ends the lease")] File);
+
+/// How many pulled images are unpacked at a time.
+const PARALLEL_UNPACKS: usize = 16;
 
 /// How long a partial blob is kept.
 const KEEP_PARTIAL: Duration = Duration::from_secs(24 * 3600);
@@ -149,6 +154,7 @@ impl Images {
             index: Mutex::default(),
             limits: Limits::default(),
             fetching: Mutex::default(),
+            unpacking: tokio::sync::Semaphore::new(PARALLEL_UNPACKS),
             served: Mutex::default(),
         }
     }

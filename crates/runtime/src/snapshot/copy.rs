@@ -16,6 +16,7 @@ use nix::sys::{
 
 use crate::{
     error::{Error, Result},
+    remove_tree::remove_tree,
     xattrs,
 };
 
@@ -78,7 +79,7 @@ fn copy_entry(from: &Path, to: &Path, links: &mut Links) -> io::Result<()> {
 /// Removes whatever is there.
 fn clear(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
-        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
+        Ok(metadata) if metadata.is_dir() => remove_tree(path),
         Ok(_) => fs::remove_file(path),
         Err(error) => Err(error),
     };

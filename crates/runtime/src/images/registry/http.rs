@@ -1,7 +1,7 @@
 //! HTTP requests to registries: one connection per request, redirects followed, authentication by
 //! challenge.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, net::IpAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, Uri, header};
@@ -13,6 +13,7 @@ use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
+    sync::Semaphore,
     time::timeout,
 };
 use tokio_rustls::TlsConnector;
@@ -21,7 +22,7 @@ use super::auth::{Challenge, Credentials, Token, token_query};
 use crate::error::{Error, Result};
 
 const CONNECT: Duration = Duration::from_secs(15);
-/// The timeout of the response headers.
+/// The timeout of the response headers, and of the whole response if it is a document.
 const ANSWER: Duration = Duration::from_secs(60);
 const MAX_REDIRECTS: usize = 5;
 const MAX_TOKEN: usize = 1 << 20;
@@ -124,11 +125,7 @@ impl Client {
                 self.follow(&url, &[], self.credentials.basic(), None).await
             }
         };
-        let answer = check(asked?, realm)?;
-        let body = Limited::new(answer.into_body(), MAX_TOKEN).collect().await;
-        let body = body
-            .map_err(|error| Error::Registry(format!("{realm}: {error}")))?
-            .to_bytes();
+        let body = whole(check(asked?, realm)?, MAX_TOKEN, realm).await?;
         let token: Token = serde_json::from_slice(&body)
             .map_err(|error| Error::Registry(format!("{realm}: {error}")))?;
         Ok(token.header())
@@ -219,10 +216,7 @@ impl Client {
         let tls = uri.scheme_str() != Some("http");
         let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
         let name = host.trim_matches(['[', ']']).to_owned();
-        let lookup = name.clone();
-        let addresses = tokio::task::spawn_blocking(move || stdx::resolve::resolve(&lookup))
-            .await
-            .map_err(io::Error::other)??;
+        let addresses = resolve(name.clone()).await?;
         let mut trouble = io::Error::other("no address");
         for address in addresses {
             match TcpStream::connect((address, port)).await {
@@ -236,6 +230,31 @@ impl Client {
         }
         Err(trouble)
     }
+}
+
+/// A whole body of limited size: a server that sends it slowly must not hold up the pulls that wait for this one.
+pub(super) async fn whole(answer: Response<Incoming>, limit: usize, url: &str) -> Result<Bytes> {
+    let wrong = |error: &dyn std::fmt::Display| Error::Registry(format!("{url}: {error}"));
+    let body = Limited::new(answer.into_body(), limit).collect();
+    let body = timeout(ANSWER, body)
+        .await
+        .map_err(|_| wrong(&"no complete answer in time"))?;
+    Ok(body.map_err(|error| wrong(&error))?.to_bytes())
+}
+
+/// The addresses of a host. A lookup takes a thread until name servers have answered, or not, however early its pull gave
+/// up: only some run at a time.
+async fn resolve(host: String) -> io::Result<Vec<IpAddr>> {
+    static LOOKUPS: Semaphore = Semaphore::const_new(128);
+    if let Ok(address) = host.parse() {
+        return Ok(vec![address]);
+    }
+    let slot = LOOKUPS.acquire().await.map_err(io::Error::other)?;
+    let lookup = tokio::task::spawn_blocking(move || {
+        let _slot = slot;
+        stdx::resolve::resolve(&host)
+    });
+    lookup.await.map_err(io::Error::other)?
 }
 
 /// Never from HTTPS to HTTP.

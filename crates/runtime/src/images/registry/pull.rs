@@ -9,18 +9,19 @@ use std::{
 
 use futures::{StreamExt, TryStreamExt, stream};
 use http::{StatusCode, header};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::BodyExt;
 use tokio::{fs::OpenOptions, io::AsyncWriteExt};
 
 use super::{
     Credentials, Registries,
-    http::Client,
+    http::{Client, whole},
     manifest::{Descriptor, Document, Manifest, pick},
 };
 use crate::{
     error::{Error, Result},
     images::{
         Blob, Image, Images, Lease, Progress, Reference, Stage,
+        archive::check_layers,
         blobs::{MAX_DOCUMENT, digest_of},
     },
 };
@@ -101,6 +102,7 @@ struct Pull<'a> {
 impl Pull<'_> {
     async fn run(&self) -> Result<Image> {
         let (manifest, digest) = self.manifest().await?;
+        check_layers(manifest.layers.len())?;
         let mut parts = vec![manifest.config.clone()];
         parts.extend(manifest.layers.iter().cloned());
         self.progress.begin(&parts);
@@ -117,6 +119,8 @@ impl Pull<'_> {
         let (images, blobs, reference) =
             (self.images.clone(), blobs.collect(), self.reference.clone());
         let (progress, lease) = (self.progress.clone(), self.lease.clone());
+        // The semaphore is never closed. A pull that is cancelled meanwhile gives its permit back too early.
+        let _turn = self.images.unpacking.acquire().await.ok();
         let assembled = tokio::task::spawn_blocking(move || {
             let _lease = lease;
             let config = std::fs::read(images.blob_path(&manifest.config.digest)?)
@@ -160,10 +164,7 @@ impl Pull<'_> {
             .get(&url, &[("accept", ACCEPT.to_owned())])
             .await?;
         let limit = usize::try_from(MAX_DOCUMENT).unwrap_or(usize::MAX);
-        let body = Limited::new(answer.into_body(), limit).collect().await;
-        let bytes = body
-            .map_err(|error| Error::Registry(format!("{url}: {error}")))?
-            .to_bytes();
+        let bytes = whole(answer, limit, &url).await?;
         let found = digest_of(&bytes);
         if let Some(wanted) = digest.filter(|wanted| *wanted != found) {
             return Err(Error::BadImage(format!(
@@ -177,6 +178,12 @@ impl Pull<'_> {
     /// Downloads a blob, resuming as often as necessary. A stored blob is used only if it came from this repository:
     /// a manifest can name any digest, also of content that this image's users cannot read.
     async fn blob(&self, blob: Descriptor) -> Result<()> {
+        if blob.size > self.images.limits.bytes {
+            let (digest, size) = (&blob.digest, blob.size);
+            return Err(Error::BadImage(format!(
+                "{digest} is larger than allowed: {size} bytes"
+            )));
+        }
         let place = self.images.blob_path(&blob.digest)?;
         let repository = self.reference.name();
         // Concurrent pulls of two images may share the blob.
@@ -198,7 +205,10 @@ impl Pull<'_> {
                     attempt += 1;
                     tokio::time::sleep(Duration::from_millis(200) * attempt).await;
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    self.discard_on_full_disk(&partial);
+                    return Err(error);
+                }
             }
         }
         let (images, digest) = (self.images.clone(), blob.digest.clone());
@@ -221,6 +231,14 @@ impl Pull<'_> {
         let source = digest_of(self.url.as_bytes());
         let name = format!("{digest}-from-{source}.part").replace(':', "-");
         self.images.root().join("staging").join(name)
+    }
+
+    /// Removes what was downloaded, which nothing else frees, if the disk is filling up.
+    fn discard_on_full_disk(&self, partial: &Path) {
+        let disk = nix::sys::statvfs::statvfs(self.images.root());
+        if disk.is_ok_and(|disk| is_filling(disk.blocks_available(), disk.blocks())) {
+            let _ = std::fs::remove_file(partial);
+        }
     }
 
     async fn fetch(&self, blob: &Descriptor, partial: &PathBuf) -> Result<()> {
@@ -252,7 +270,7 @@ impl Pull<'_> {
         }
         let announced = answer.headers().get(header::CONTENT_LENGTH);
         let announced = announced.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-        if announced.is_some_and(|length| have + length != blob.size) {
+        if announced.is_some_and(|length| have.checked_add(length) != Some(blob.size)) {
             return Err(Error::BadImage(format!(
                 "{} is not {} bytes long",
                 blob.digest, blob.size
@@ -282,6 +300,24 @@ impl Pull<'_> {
             Ok(())
         } else {
             Err(cut(std::io::ErrorKind::UnexpectedEof.into()))
+        }
+    }
+}
+
+/// Whether less than a fifth of a disk is available. Pods are evicted at 10 to 15 percent.
+fn is_filling(available: u64, blocks: u64) -> bool {
+    available < blocks / 5
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partial_downloads_are_kept_while_the_disk_has_room() {
+        for (available, blocks, expected) in [(100, 100, false), (20, 100, false), (19, 100, true)]
+        {
+            assert_eq!(is_filling(available, blocks), expected, "{available}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     ffi::OsStr,
-    fs::{self, File},
+    fs::File,
     io::{self, Read},
     os::{
         fd::{AsFd, AsRawFd, OwnedFd},
@@ -21,6 +21,7 @@ use tar::{Entry, EntryType};
 use super::{Unpacker, paths, system};
 use crate::{
     error::{Error, Result},
+    remove_tree::remove_tree,
     rooted, xattrs,
 };
 
@@ -42,7 +43,7 @@ pub(super) fn clear(parent: &OwnedFd, file: &OsStr) -> Result<()> {
         Ok(()) | Err(nix::Error::ENOENT) => Ok(()),
         Err(nix::Error::EISDIR) => {
             let place = format!("/proc/self/fd/{}", parent.as_raw_fd());
-            fs::remove_dir_all(Path::new(&place).join(file)).map_err(Error::system("replace"))
+            remove_tree(&Path::new(&place).join(file)).map_err(Error::system("replace"))
         }
         Err(error) => Err(system("replace")(error)),
     }
@@ -105,7 +106,7 @@ pub(super) fn make_node(
 
 impl Unpacker {
     pub(super) fn make_hard_link(
-        &self,
+        &mut self,
         parent: &OwnedFd,
         file: &OsStr,
         target: &Path,
@@ -124,14 +125,16 @@ impl Unpacker {
         self.copy_from_below(parent, file, target)
     }
 
-    /// The target of a hard link is in a layer below: it is copied, as overlayfs would.
-    fn copy_from_below(&self, parent: &OwnedFd, file: &OsStr, target: &Path) -> Result<()> {
+    /// The target of a hard link is in a layer below: it is copied, as overlayfs would. Links have no content of their own,
+    /// so the copy counts here.
+    fn copy_from_below(&mut self, parent: &OwnedFd, file: &OsStr, target: &Path) -> Result<()> {
         let missing = || {
             let target = target.display();
             Error::BadImage(format!("hard link to {target}, which is missing"))
         };
         let mut source = self.find_below(target).ok_or_else(missing)?;
         let metadata = source.metadata().map_err(Error::system("stat"))?;
+        self.count_bytes(metadata.len(), target)?;
         let flags =
             OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let made = openat(parent.as_fd(), file, flags, Mode::from_bits_truncate(0o600));

@@ -53,6 +53,10 @@ impl Default for Limits {
     }
 }
 
+/// How many bytes of directory names are kept for [`Unpacker::directories`]: many long names take little space in a
+/// compressed archive. The times of further directories are those of the unpacking.
+const MAX_KEPT_NAMES: usize = 32 << 20;
+
 /// Unpacks one layer.
 pub(super) struct Unpacker {
     root: PathBuf,
@@ -64,6 +68,8 @@ pub(super) struct Unpacker {
     entries: u64,
     /// Directories get their times last, when nothing changes in them any more.
     directories: Vec<(PathBuf, TimeSpec)>,
+    /// The bytes of their names that may still be kept.
+    names_left: usize,
 }
 
 impl Unpacker {
@@ -79,6 +85,7 @@ impl Unpacker {
             bytes: 0,
             entries: 0,
             directories: Vec::new(),
+            names_left: MAX_KEPT_NAMES,
         })
     }
 
@@ -111,7 +118,11 @@ impl Unpacker {
 
     fn count(&mut self, entry: &Entry<'_, impl Read>, name: &Path) -> Result<()> {
         self.entries += 1;
-        self.bytes = self.bytes.saturating_add(entry.size());
+        self.count_bytes(entry.size(), name)
+    }
+
+    fn count_bytes(&mut self, bytes: u64, name: &Path) -> Result<()> {
+        self.bytes = self.bytes.saturating_add(bytes);
         if self.entries > self.limits.entries || self.bytes > self.limits.bytes {
             let message = format!("{}: the layer is larger than allowed", name.display());
             return Err(Error::BadImage(message));
@@ -183,10 +194,17 @@ impl Unpacker {
         }
         attributes::finish(entry, parent, file, kind, mode)?;
         if kind.is_dir() {
-            self.directories
-                .push((name.to_path_buf(), attributes::time_of(entry)));
+            self.keep_time(name, attributes::time_of(entry));
         }
         Ok(())
+    }
+
+    fn keep_time(&mut self, name: &Path, time: TimeSpec) {
+        let size = size_of::<(PathBuf, TimeSpec)>() + name.as_os_str().len();
+        if let Some(left) = self.names_left.checked_sub(size) {
+            self.names_left = left;
+            self.directories.push((name.to_path_buf(), time));
+        }
     }
 
     fn make_directory(&self, parent: &OwnedFd, file: &OsStr) -> Result<()> {

@@ -21,6 +21,10 @@ const MAX_LINKS: u32 = 40;
 /// The maximum length of a path.
 const MAX_NAME: usize = 4096;
 
+/// The maximum depth of a directory, links followed: one file is open for each level, and links could lead to a directory
+/// many times deeper than a name can say.
+const MAX_DEPTH: usize = 1024;
+
 /// Opens a directory below the root one component at a time. Links are followed as in the
 /// container, but one that climbs above the root is rejected.
 pub(super) fn descend(root: &OwnedFd, path: &Path, create: bool) -> Result<OwnedFd> {
@@ -40,6 +44,10 @@ pub(super) fn descend(root: &OwnedFd, path: &Path, create: bool) -> Result<Owned
             return Err(escape(path));
         };
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        if trail.len() > MAX_DEPTH {
+            let message = format!("{}: directories are nested too deeply", path.display());
+            return Err(Error::BadImage(message));
+        }
         match openat(here.as_fd(), name.as_os_str(), flags, Mode::empty()) {
             Ok(next) => trail.push(next),
             Err(nix::Error::ENOENT) if create => {

@@ -201,3 +201,57 @@ fn attributes_are_kept_but_for_those_of_overlayfs() {
     assert_eq!(mode & 0o7777, 0o4755);
     assert!(refusal(with("trusted.overlay.opaque", b"y")).contains("not allowed"));
 }
+
+#[test]
+fn directories_are_nested_only_so_deep_also_through_links() {
+    // Each link leads to the end of the one before it.
+    let level = "/d".repeat(40);
+    let mut tar = Tar::default();
+    for number in 1..=38 {
+        let before = match number {
+            1 => String::new(),
+            _ => format!("l{}", number - 1),
+        };
+        let end = format!("{before}{level}");
+        let end = end.trim_start_matches('/');
+        tar = tar
+            .entry(&format!("{end}/"), EntryType::Directory, "", b"")
+            .link(&format!("l{number}"), end);
+    }
+    let refused = refusal(tar);
+    assert!(refused.contains("nested too deeply"), "{refused}");
+}
+
+#[test]
+fn copies_of_files_in_layers_below_count_as_content() {
+    let below = tempfile::tempdir().unwrap();
+    fs::write(below.path().join("lower"), "0123456789").unwrap();
+    let limits = Limits {
+        bytes: 25,
+        entries: 100,
+    };
+    let links = |count: usize| {
+        let dir = tempfile::tempdir().unwrap();
+        let tar = (0..count).fold(Tar::default(), |tar, number| {
+            tar.entry(&number.to_string(), EntryType::Link, "lower", b"")
+        });
+        let lower = vec![below.path().to_path_buf()];
+        let unpacker = Unpacker::new(dir.path(), lower, limits).unwrap();
+        unpacker.unpack(tar.0.as_slice())
+    };
+    links(2).unwrap();
+    let refused = links(3).unwrap_err().to_string();
+    assert!(refused.contains("larger than allowed"), "{refused}");
+}
+
+#[test]
+fn only_so_many_names_of_directories_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut unpacker = Unpacker::new(dir.path(), Vec::new(), Limits::default()).unwrap();
+    let long = PathBuf::from("n".repeat(4000));
+    for _ in 0..10_000 {
+        unpacker.keep_time(&long, TimeSpec::new(1, 0));
+    }
+    let kept = unpacker.directories.len() * long.as_os_str().len();
+    assert!(kept > 0 && kept <= MAX_KEPT_NAMES, "{kept}");
+}

@@ -123,6 +123,8 @@ fn layers_beyond_the_size_limits_are_refused() {
     let attributes = raw(&[("x", EntryType::XHeader, "", 4 << 20)]);
     let said = refused(&[attributes], Limits::default());
     assert!(said.contains("header is larger than allowed"), "{said}");
+    let said = refused(&vec![layer("same", "x"); 501], Limits::default());
+    assert!(said.contains("501 layers"), "{said}");
     // Endless padding.
     let mut endless = layer("a", "x");
     endless.resize(80 << 20, 0);
