@@ -53,6 +53,15 @@ pub(crate) fn below(controller: &str, path: &str) -> PathBuf {
         .join(path.trim_start_matches('/'))
 }
 
+/// Whether the kernel accounts swap per cgroup. The root of v2 has no limits.
+pub(crate) fn account_swap(root: &CgroupRoot) -> bool {
+    let file = match is_v2() {
+        true => below("", &root.kubepods()).join("memory.swap.max"),
+        false => below("memory", "").join("memory.memsw.limit_in_bytes"),
+    };
+    file.exists()
+}
+
 /// Makes the cgroups of the QoS classes. They do not limit huge pages; pods do.
 pub(crate) fn ensure_classes(root: &CgroupRoot, page_sizes: &[i64]) -> Result<()> {
     if root.is_empty() {

@@ -156,8 +156,7 @@ async fn images_beyond_policy(core: &Core) -> Result<()> {
     let (old, rest): (Vec<_>, Vec<_>) = unused
         .into_iter()
         .partition(|image| !most.is_zero() && now - most > image.last_used);
-    let too_old = "unused for longer than imageMaximumGCAge";
-    let mut outcome = each(&old, |image| remove(core, image, too_old)).await;
+    let mut outcome = each(&old, |image| remove(core, image, Why::Age)).await;
     // The runtime of another kind may have its images elsewhere.
     let node = core.stats.node(core).await;
     let disk = node.runtime.image_fs.unwrap_or_default();
@@ -168,7 +167,7 @@ async fn images_beyond_policy(core: &Core) -> Result<()> {
         if to_free <= 0 {
             break;
         }
-        match remove(core, &image, "image filesystem is over the high threshold").await {
+        match remove(core, &image, Why::Usage).await {
             Ok(()) => to_free -= image.size,
             error => outcome = outcome.and(error),
         }
@@ -199,10 +198,7 @@ fn bytes_to_free(capacity: Option<u64>, available: Option<u64>, high: i64, low: 
 /// Removes all unused images that are old enough.
 pub(crate) async fn unused_images(core: &Core) -> Result<()> {
     let unused = find_unused(core).await?;
-    each(&unused, |image| {
-        remove(core, image, "node has disk pressure")
-    })
-    .await
+    each(&unused, |image| remove(core, image, Why::Pressure)).await
 }
 
 async fn find_unused(core: &Core) -> Result<Vec<Unused>> {
@@ -219,8 +215,19 @@ async fn find_unused(core: &Core) -> Result<Vec<Unused>> {
     Ok(ledger.unused(&listed, &containers, youngest, now))
 }
 
-async fn remove(core: &Core, image: &Unused, why: &str) -> Result<()> {
-    info!(image = image.id, size = image.size, why, "removing image");
+/// Why an image is removed.
+#[derive(Debug, Clone, Copy)]
+enum Why {
+    /// Unused for longer than imageMaximumGCAge.
+    Age,
+    /// The images' file system is over the high threshold.
+    Usage,
+    /// The node has disk pressure.
+    Pressure,
+}
+
+async fn remove(core: &Core, image: &Unused, why: Why) -> Result<()> {
+    info!(image = image.id, size = image.size, ?why, "removing image");
     let spec = v1::ImageSpec {
         image: image.id.clone(),
         ..Default::default()
@@ -228,6 +235,11 @@ async fn remove(core: &Core, image: &Unused, why: &str) -> Result<()> {
     let mut images = core.runtime.client.clone().images;
     let request = v1::RemoveImageRequest { image: Some(spec) };
     images.remove_image(request).await?;
+    let label = match why {
+        Why::Age => "age",
+        Why::Usage | Why::Pressure => "space",
+    };
+    core.metrics.lives.image_collected(label);
     Ok(())
 }
 

@@ -21,13 +21,14 @@ use volume::{LinuxMounter, NodeFacts, storage};
 use crate::{
     Config,
     admit::Admitted,
+    cgroups,
     collect::Ledger,
     configuration::KubeletConfiguration,
     events::Events,
     make::{
         cgroups::{CgroupRoot, Driver},
         dns::Dns,
-        resources::NodeLimits,
+        resources::{MemoryRules, NodeLimits},
     },
     metrics::Metrics,
     node::machine::Machine,
@@ -141,6 +142,17 @@ impl Core {
             memory: self.machine.memory,
             cfs: self.settings().cfs_quota(),
             page_sizes: self.machine.page_sizes(),
+            memory_rules: self.memory_rules(),
+        }
+    }
+
+    fn memory_rules(&self) -> MemoryRules {
+        let is_v2 = cgroups::is_v2();
+        let single = self.settings().single_process_oom_kill;
+        MemoryRules {
+            is_v2,
+            accounts_swap: cgroups::account_swap(&self.cgroup_root()),
+            kills_all: is_v2 && single != Some(true),
         }
     }
 

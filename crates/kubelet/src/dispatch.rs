@@ -54,6 +54,7 @@ pub(crate) fn dispatch_pod(core: &Arc<Core>, pod: Arc<Pod>) {
 
 /// Starts a worker that ends a pod which only the runtime knows.
 pub(crate) fn end_orphan(core: &Arc<Core>, pod: Arc<Pod>) {
+    core.metrics.lives.orphaned();
     let inbox = core.registry.register(spec::uid(&pod), pod.clone());
     let worker = Worker::of_orphan(core.clone(), pod, inbox);
     core.context.spawn("pod", worker.run());

@@ -236,6 +236,7 @@ async fn pull(
         };
         match this.run(core, request, secret).await {
             Ok(image) => {
+                core.metrics.lives.pulled(image.size, begun.elapsed());
                 let (took, waited) = (rounded(begun.elapsed()), rounded(asked.elapsed()));
                 say(
                     Kind::Normal,

@@ -1,5 +1,7 @@
 //! The kubelet's counters and histograms, with upstream's names and buckets.
 
+mod lives;
+
 use std::{
     collections::BTreeMap,
     sync::Arc,
@@ -16,6 +18,8 @@ use crate::{
     probe::{Answer, ProbeKind},
     volumes::VolumeMetrics,
 };
+
+use lives::LifeMetrics;
 
 /// The default buckets of Prometheus.
 const DEFAULT: &[f64] = &[
@@ -59,6 +63,8 @@ pub struct Metrics {
     cgroup_manager: Family<Histogram>,
     /// Those of volumes.
     pub(crate) volumes: VolumeMetrics,
+    /// Those of whole pods, sandboxes and images.
+    pub lives: LifeMetrics,
     started_pods: Family<Counter>,
     started_pods_errors: Family<Counter>,
     started_containers: Family<Counter>,
@@ -108,6 +114,7 @@ impl Default for Metrics {
             pod_start: Family::new(&[], || Histogram::new(STARTUP)),
             cgroup_manager: seconds(OPERATION),
             volumes: VolumeMetrics::default(),
+            lives: LifeMetrics::default(),
             started_pods: counts(&[]),
             started_pods_errors: counts(&[]),
             started_containers: counts(&["container_type"]),
@@ -366,6 +373,7 @@ impl Metrics {
             page.sample(name, &[], at.as_second() as f64, None);
         }
         self.show_starts(page);
+        self.lives.show(page);
         self.volumes.show(page);
     }
 

@@ -44,6 +44,10 @@ pub enum Message {
 pub struct PublishedPod {
     pub pod: Arc<Pod>,
     pub status: Arc<PodStatus>,
+    /// Whether a source still has the pod.
+    pub is_wanted: bool,
+    /// Whether it is ending or has ended.
+    pub is_ending: bool,
     /// Nothing of the pod runs or is mounted.
     pub is_stopped: bool,
     /// Whether the API has this status.
@@ -57,6 +61,8 @@ impl PublishedPod {
         Self {
             pod,
             status,
+            is_wanted: true,
+            is_ending: false,
             is_stopped: false,
             is_reported: false,
         }
@@ -119,9 +125,13 @@ impl Registry {
     pub fn publish(&self, uid: &str, now: PublishedPod) {
         if let Some(entry) = self.entries.lock().get(uid) {
             entry.seen.send_if_modified(|seen| {
+                let flags = |seen: &PublishedPod| {
+                    let ending = [seen.is_ending, seen.is_stopped];
+                    (ending, seen.is_wanted, seen.is_reported)
+                };
                 let is_new = !Arc::ptr_eq(&seen.pod, &now.pod)
                     || !Arc::ptr_eq(&seen.status, &now.status)
-                    || (seen.is_stopped, seen.is_reported) != (now.is_stopped, now.is_reported);
+                    || flags(seen) != flags(&now);
                 *seen = now;
                 is_new
             });
@@ -148,14 +158,20 @@ impl Registry {
     }
 
     /// The static pod that a mirror pod belongs to. Every user who can create pods can set the mirror
-    /// annotation, so it is ignored unless the pod has the name and namespace of a current static pod with this uid.
+    /// annotation, so it is ignored unless the pod has the name and namespace of a static pod with this uid, which may
+    /// be ending.
     pub fn mirrored(&self, mirror: &Pod) -> Option<Arc<Pod>> {
         let uid = spec::annotation(mirror, spec::MIRROR_ANNOTATION)?;
-        let from_files = self.from_files.lock();
-        let shown = from_files.get(uid)?;
-        let is_of_name = spec::name(shown) == spec::name(mirror)
-            && spec::namespace(shown) == spec::namespace(mirror);
-        is_of_name.then(|| shown.clone())
+        let current = self.from_files.lock().get(uid).cloned();
+        let ending = || {
+            let entries = self.entries.lock();
+            let pod = entries.get(uid)?.seen.borrow().pod.clone();
+            spec::is_static(&pod).then_some(pod)
+        };
+        let shown = current.or_else(ending)?;
+        let is_of_name = spec::name(&shown) == spec::name(mirror)
+            && spec::namespace(&shown) == spec::namespace(mirror);
+        is_of_name.then_some(shown)
     }
 
     /// All pods.

@@ -78,8 +78,7 @@ pub(crate) async fn follow(core: Arc<Core>, mut current: Vec<Arc<Pod>>) {
         let is_in =
             |list: &[Arc<Pod>], pod: &Pod| list.iter().any(|p| spec::uid(p) == spec::uid(pod));
         for pod in current.iter().filter(|pod| !is_in(&fresh, pod)) {
-            core.registry.send(spec::uid(pod), Message::Removed);
-            delete_mirror_of(&core, pod).await;
+            end(&core, pod);
         }
         for pod in fresh.iter().filter(|pod| !is_in(&current, pod)) {
             adopt(&core, pod);
@@ -107,6 +106,23 @@ fn adopt(core: &Arc<Core>, pod: &Arc<Pod>) {
             dispatch::dispatch_pod(&core, pod.clone());
         }
         keep_mirror(&core, &pod).await;
+    });
+}
+
+/// Ends a pod that no file describes. Its mirror shows it until it has ended.
+fn end(core: &Arc<Core>, pod: &Arc<Pod>) {
+    let uid = spec::uid(pod).to_owned();
+    let seen = core.registry.follow(&uid);
+    core.registry.send(&uid, Message::Removed);
+    let (core, pod) = (core.clone(), pod.clone());
+    core.clone().context.spawn("mirror", async move {
+        if let Some(mut seen) = seen {
+            // The channel closes with the pod's worker. A file may describe the pod again.
+            while seen.changed().await.is_ok() && !core.registry.is_from_file(&uid) {}
+        }
+        if !core.registry.is_from_file(&uid) {
+            delete_mirror_of(&core, &pod).await;
+        }
     });
 }
 

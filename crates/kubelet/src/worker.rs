@@ -80,6 +80,28 @@ pub(crate) struct Worker {
     starts: CancellationToken,
     /// The names of containers that run or are being started: others wait for them to end.
     alive: watch::Sender<BTreeSet<String>>,
+    /// What begins when this pod has ended.
+    next: Next,
+}
+
+/// A static pod that its file describes again while it still ends: the same file gives it the same uid.
+#[derive(Default)]
+struct Next {
+    pod: Option<Arc<Pod>>,
+    /// Its mirror pod.
+    shown: Option<Arc<Pod>>,
+}
+
+impl Next {
+    /// Takes a message to the worker of a pod that no source has.
+    fn take(&mut self, message: &Message) {
+        match message {
+            Message::Pod(pod) if spec::is_static(pod) => self.pod = Some(pod.clone()),
+            Message::Removed => *self = Self::default(),
+            Message::Mirror(shown) => self.shown.clone_from(shown),
+            _ => {}
+        }
+    }
 }
 
 /// The pod of a worker.
@@ -133,7 +155,10 @@ impl Worker {
         let pod_grows = size::has_condition(&pod, "PodResizeInProgress");
         Self {
             timing: Timing::new(pod.status.as_ref().unwrap_or(&PodStatus::default())),
-            report: Report::new(pod.status.clone().unwrap_or_default()),
+            report: match has_begun(&pod) {
+                true => Report::new(pod.status.clone().unwrap_or_default()),
+                false => Report::of_new_pod(pod.status.clone().unwrap_or_default(), core.now()),
+            },
             subject: Subject {
                 uid: spec::uid(&pod).to_owned(),
                 size: Size::from_pod(&pod, &core.pod_dir(spec::uid(&pod))),
@@ -158,11 +183,39 @@ impl Worker {
             has_cgroup: false,
             starts: CancellationToken::new(),
             alive: watch::Sender::default(),
+            next: Next::default(),
         }
     }
 
     /// Runs until the pod is stopped and no source has it; then removes the pod's resources.
     pub(crate) async fn run(mut self) {
+        loop {
+            self.run_to_end().await;
+            match std::mem::take(&mut self.next) {
+                Next {
+                    pod: Some(pod),
+                    shown,
+                } => self = self.begin_again(pod, shown),
+                Next { pod: None, .. } => break,
+            }
+        }
+        Box::pin(self.clean_up()).await;
+        info!(pod = spec::described(&self.subject.pod), "pod removed");
+    }
+
+    /// The worker of the same pod, which its source has again. What the runtime has of it stays, so that its restarts
+    /// are counted on.
+    fn begin_again(mut self, pod: Arc<Pod>, shown: Option<Arc<Pod>>) -> Self {
+        self.probing.stop();
+        let lives = &self.core.metrics.lives;
+        lives.restarted(spec::is_static(&pod));
+        let shown = shown.or_else(|| self.subject.shown.take());
+        let Self { core, inbox, .. } = self;
+        Self::with(core, pod, inbox, shown, true)
+    }
+
+    /// Runs until the pod is stopped and no source has it.
+    async fn run_to_end(&mut self) {
         debug!(
             pod = spec::described(&self.subject.pod),
             "pod worker started"
@@ -178,8 +231,6 @@ impl Worker {
             }
             self.wait(wake).await;
         }
-        Box::pin(self.clean_up()).await;
-        info!(pod = spec::described(&self.subject.pod), "pod removed");
     }
 
     /// Waits for a message, a finished task, or the time of the next evaluation.
@@ -225,6 +276,14 @@ impl Worker {
     }
 
     fn take(&mut self, message: Message) {
+        if !self.subject.wanted {
+            self.next.take(&message);
+            if matches!(message, Message::Pod(_) | Message::Mirror(Some(_)))
+                && self.next.pod.is_some()
+            {
+                return;
+            }
+        }
         match message {
             Message::Pod(pod) => {
                 self.timing.updated();
@@ -439,13 +498,17 @@ impl Worker {
             runtime: self.core.runtime.known_name(),
             now,
         });
-        self.timing.saw(&self.core.metrics, &status);
+        let created = self.subject.pod.metadata.creation_timestamp.as_ref();
+        let age = created.and_then(|created| Duration::try_from(now - created.0).ok());
+        self.timing.saw(&self.core.metrics, &status, age);
         let before = self.report.status();
         self.core.metrics.status_changes(before, &status);
         self.report.set_status(status);
         let seen = PublishedPod {
             pod: self.subject.pod.clone(),
             status: self.report.shared(),
+            is_wanted: self.subject.wanted,
+            is_ending: self.life.ending().is_some(),
             is_stopped: matches!(self.life, Life::Stopped(_)),
             is_reported: self.report.is_taken(),
         };

@@ -34,6 +34,8 @@ const BURST: f64 = 25.0;
 const REFILL_PER_SECOND: f64 = 1.0 / 300.0;
 const REMEMBERED: usize = 4096;
 const WAITING: usize = 1000;
+/// How long events wait, so that writing them does not delay what they are about, such as the start of a pod.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// The type of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -80,7 +82,11 @@ impl Recorder {
         let mut correlator = Correlator::new(component, host, Arc::new(SystemClock));
         context.spawn("events", async move {
             while let Some(queued) = queue.recv().await {
+                tokio::time::sleep(PAUSE).await;
                 write(&client, &mut correlator, queued).await;
+                while let Ok(queued) = queue.try_recv() {
+                    write(&client, &mut correlator, queued).await;
+                }
             }
         });
         Self {

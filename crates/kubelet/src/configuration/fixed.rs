@@ -116,7 +116,6 @@ const FIELDS: &[(&str, Accepts, &str)] = &[
         Only(nothing),
         "there are no hidden metrics",
     ),
-    ("singleProcessOOMKill", Only(yes), UNSUPPORTED),
     ("staticPodURL", Only(nothing), UNSUPPORTED),
     ("staticPodURLHeader", Only(nothing), UNSUPPORTED),
     ("syncFrequency", Any, ""),

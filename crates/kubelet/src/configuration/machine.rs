@@ -28,6 +28,9 @@ pub fn check(configuration: &KubeletConfiguration) -> Result<(), String> {
     if configuration.fail_cgroup_v1 && !cgroups::is_v2() {
         return Err("cgroups of version 1 are not supported with failCgroupV1".into());
     }
+    if configuration.single_process_oom_kill == Some(false) && !cgroups::is_v2() {
+        return Err("singleProcessOOMKill: false requires cgroup v2".into());
+    }
     let driver = Driver::named(&configuration.cgroup_driver).unwrap_or(Driver::Cgroupfs);
     let file = &configuration.authentication.x509.client_ca_file;
     if !file.is_empty() {
@@ -93,5 +96,11 @@ mod tests {
             ..KubeletConfiguration::default()
         };
         assert_eq!(check(&config).is_err(), !cgroups::is_v2());
+        let config = |single| KubeletConfiguration {
+            single_process_oom_kill: Some(single),
+            ..KubeletConfiguration::default()
+        };
+        assert_eq!(check(&config(false)).is_err(), !cgroups::is_v2());
+        assert_eq!(check(&config(true)), Ok(()));
     }
 }

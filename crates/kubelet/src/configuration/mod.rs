@@ -109,6 +109,12 @@ pub struct KubeletConfiguration {
     #[serde(rename = "failCgroupV1")]
     pub fail_cgroup_v1: bool,
     pub protect_kernel_defaults: bool,
+    /// Whether only the largest process of a container is killed when its memory ends; unset: with cgroup v1 only.
+    #[serde(
+        rename = "singleProcessOOMKill",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub single_process_oom_kill: Option<bool>,
     /// The limit of processes and threads per pod; -1: only the node's limit.
     pub pod_pids_limit: i64,
     /// The resolv.conf that pods inherit; empty: the machine's.
@@ -199,6 +205,7 @@ impl Default for KubeletConfiguration {
             fail_swap_on: false,
             fail_cgroup_v1: false,
             protect_kernel_defaults: false,
+            single_process_oom_kill: None,
             pod_pids_limit: POD_PIDS_LIMIT,
             resolv_conf: String::new(),
             eviction_hard: BTreeMap::new(),

@@ -19,6 +19,13 @@ use crate::inotify::Watch;
 
 const CHUNK: usize = 64 * 1024;
 
+/// How far from its end the last lines of a log are searched.
+const MOST_SEARCHED: u64 = 16 << 30;
+
+/// The longest record that is shown. Runtimes split lines far below it, but a pod with the log directory as a volume may
+/// write anything.
+const MAX_RECORD: usize = 1 << 20;
+
 /// Sends a log to `reader`. With `follow`, ends once `running` returns false (the container has
 /// ended) and everything written until then was sent; `running` waits for changes.
 pub(crate) async fn send<F>(
@@ -30,7 +37,9 @@ pub(crate) async fn send<F>(
 where
     F: Future<Output = bool>,
 {
-    let mut tail = Tail::open(&log, &options)?;
+    let (opened, asked) = (log.clone(), options.clone());
+    let tail = tokio::task::spawn_blocking(move || Tail::open(&opened, &asked)).await;
+    let mut tail = tail.map_err(std::io::Error::other)??;
     // Watch before the first read, so that no write is missed in between.
     let watch = if options.follow {
         Some(Watch::new(
@@ -46,7 +55,14 @@ where
         // Check before the last read: everything written before the rotation is in the old file.
         let rotated = tail.was_rotated(&log);
         while let Some(chunk) = tail.next(&mut printer)? {
-            let sent = chunk.is_empty() || reader.send(chunk.into()).await.is_ok();
+            let sent = match chunk.is_empty() {
+                // Other tasks run meanwhile, however much there is that is not shown.
+                true => {
+                    tokio::task::yield_now().await;
+                    !reader.is_closed()
+                }
+                false => reader.send(chunk.into()).await.is_ok(),
+            };
             if printer.is_full() || !sent {
                 return Ok(());
             }
@@ -73,19 +89,22 @@ where
 struct Tail {
     file: File,
     rest: Vec<u8>,
+    /// Whether the beginning of the current line was dropped, since it is too long.
+    skips: bool,
 }
 
 impl Tail {
     fn open(log: &LogFile, options: &Options) -> std::io::Result<Self> {
         let mut file = log.open()?;
         let start = match options.tail_lines {
-            Some(lines) => tail_offset(&mut file, lines)?,
+            Some(lines) => tail_offset(&mut file, lines, MOST_SEARCHED)?,
             None => 0,
         };
         file.seek(SeekFrom::Start(start))?;
         Ok(Self {
             file,
             rest: Vec::new(),
+            skips: false,
         })
     }
 
@@ -107,6 +126,16 @@ impl Tail {
             .rposition(|byte| *byte == b'\n')
             .map_or(0, |at| at + 1);
         let lines: Vec<u8> = self.rest.drain(..complete).collect();
+        let mut lines = lines.as_slice();
+        if self.skips && complete > 0 {
+            let end = lines.iter().position(|byte| *byte == b'\n');
+            lines = &lines[end.map_or(0, |end| end + 1)..];
+            self.skips = false;
+        }
+        if self.rest.len() > MAX_RECORD {
+            self.rest.clear();
+            self.skips = true;
+        }
         let mut out = Vec::with_capacity(lines.len());
         for line in lines
             .split(|byte| *byte == b'\n')
@@ -130,6 +159,7 @@ impl Tail {
         *self = Self {
             file: log.open()?,
             rest: Vec::new(),
+            skips: false,
         };
         Ok(())
     }
@@ -157,6 +187,28 @@ mod tests {
         writeln!(file, "2026-01-01T00:00:01Z stdout F a longer line").unwrap();
         let read = tail.next(&mut printer).unwrap().unwrap();
         assert_eq!(String::from_utf8(read).unwrap(), "a longer line\n");
+    }
+
+    #[test]
+    fn a_line_that_never_ends_takes_no_memory_and_hides_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        let mut file = File::create(&path).unwrap();
+        writeln!(file, "2026-01-01T00:00:00Z stdout F one").unwrap();
+        let end = file.seek(SeekFrom::Current(64 << 20)).unwrap();
+        writeln!(file, "\n2026-01-01T00:00:01Z stdout F two").unwrap();
+        let log = LogFile::new(dir.path(), &path);
+        let mut tail = Tail::open(&log, &Options::default()).unwrap();
+        let mut printer = Printer::new(Options::default());
+        let mut shown = Vec::new();
+        while let Some(chunk) = tail.next(&mut printer).unwrap() {
+            assert!(tail.rest.len() <= MAX_RECORD + CHUNK);
+            shown.extend(chunk);
+        }
+        assert_eq!(String::from_utf8(shown).unwrap(), "one\ntwo\n");
+        file.set_len(end).unwrap();
+        let last = super::super::last_lines(&log, 80, 2048);
+        assert!(last.len() <= 2048);
     }
 
     #[tokio::test]

@@ -15,19 +15,23 @@ use std::{
     io::{BufRead, BufReader, Read, Seek, SeekFrom},
 };
 
+/// How much of a log is read for the message of a container that has ended.
+const MOST_FOR_MESSAGE: u64 = 4 << 20;
+
 /// The text of the last lines, at most `bytes` of it. Empty without a log.
 pub(crate) fn last_lines(log: &LogFile, lines: usize, bytes: usize) -> String {
     let Ok(mut file) = log.open() else {
         return String::new();
     };
-    let Ok(start) = tail_offset(&mut file, lines) else {
+    let Ok(start) = tail_offset(&mut file, lines, MOST_FOR_MESSAGE) else {
         return String::new();
     };
     if file.seek(SeekFrom::Start(start)).is_err() {
         return String::new();
     }
     let mut text = Vec::new();
-    for line in BufReader::new(file).split(b'\n').map_while(Result::ok) {
+    let file = BufReader::new(file).take(MOST_FOR_MESSAGE);
+    for line in file.split(b'\n').map_while(Result::ok) {
         if let Some(record) = parse::record(&line) {
             text.extend_from_slice(record.content);
             if !record.is_partial {
@@ -39,16 +43,17 @@ pub(crate) fn last_lines(log: &LogFile, lines: usize, bytes: usize) -> String {
     String::from_utf8_lossy(&text[from..]).into_owned()
 }
 
-/// The offset of the last `lines` records.
-pub(crate) fn tail_offset(file: &mut File, lines: usize) -> std::io::Result<u64> {
+/// The offset of the last `lines` records, as far as they are within the last `most` bytes.
+pub(crate) fn tail_offset(file: &mut File, lines: usize, most: u64) -> std::io::Result<u64> {
     const BLOCK: u64 = 64 * 1024;
     let size = file.seek(SeekFrom::End(0))?;
     if lines == 0 {
         return Ok(size);
     }
+    let least = size.saturating_sub(most);
     let (mut end, mut newlines) = (size, 0);
-    while end > 0 {
-        let begin = end.saturating_sub(BLOCK);
+    while end > least {
+        let begin = end.saturating_sub(BLOCK).max(least);
         file.seek(SeekFrom::Start(begin))?;
         let mut block = vec![0; usize::try_from(end - begin).unwrap_or(0)];
         file.read_exact(&mut block)?;
@@ -69,7 +74,7 @@ pub(crate) fn tail_offset(file: &mut File, lines: usize) -> std::io::Result<u64>
         }
         end = begin;
     }
-    Ok(0)
+    Ok(least)
 }
 
 #[cfg(test)]
@@ -102,6 +107,8 @@ mod tests {
         let file = log(&["one"]);
         let mut open = File::open(file.path()).unwrap();
         let size = open.metadata().unwrap().len();
-        assert_eq!(tail_offset(&mut open, 0).unwrap(), size);
+        assert_eq!(tail_offset(&mut open, 0, size).unwrap(), size);
+        assert_eq!(tail_offset(&mut open, 2, size).unwrap(), 0);
+        assert_eq!(tail_offset(&mut open, 2, 3).unwrap(), size - 3);
     }
 }

@@ -30,6 +30,37 @@ pub struct NodeLimits<'a> {
     pub cfs: CfsQuota,
     /// The huge page sizes of the kernel, in bytes.
     pub page_sizes: &'a [i64],
+    pub memory_rules: MemoryRules,
+}
+
+/// How the kernel treats containers whose memory ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryRules {
+    pub is_v2: bool,
+    /// Whether swap is accounted per cgroup. Then containers do not swap, as with upstream's default `NoSwap`.
+    pub accounts_swap: bool,
+    /// Whether all processes of a container are killed together, which needs cgroup v2.
+    pub kills_all: bool,
+}
+
+impl MemoryRules {
+    fn apply(self, resources: &mut LinuxContainerResources) {
+        match (self.is_v2, self.accounts_swap) {
+            (true, true) => set_file(resources, "memory.swap.max", "0"),
+            // The limit of memory and swap together.
+            (false, true) => {
+                resources.memory_swap_limit_in_bytes = resources.memory_limit_in_bytes;
+            }
+            (_, false) => {}
+        }
+        if self.is_v2 && self.kills_all {
+            set_file(resources, "memory.oom.group", "1");
+        }
+    }
+}
+
+fn set_file(resources: &mut LinuxContainerResources, file: &str, value: &str) {
+    resources.unified.insert(file.to_owned(), value.to_owned());
 }
 
 /// The CFS quota settings.
@@ -114,11 +145,13 @@ pub fn of_container(
             .unwrap_or(0)
     };
     let request = amount(container, "requests", "cpu");
-    LinuxContainerResources {
+    let mut resources = LinuxContainerResources {
         oom_score_adj: oom::score(pod, container, node.memory),
         hugepage_limits: huge_pages(pod, container, node.page_sizes),
         ..linux(request, limit("cpu"), limit("memory"), node.cfs)
-    }
+    };
+    node.memory_rules.apply(&mut resources);
+    resources
 }
 
 /// The sandbox's resources, without and with the pod's overhead.
@@ -216,6 +249,7 @@ impl Bounds {
             memory: 1,
             cfs,
             page_sizes: &[],
+            memory_rules: MemoryRules::default(),
         };
         Self {
             memory_request: Some(memory_request(container)),
@@ -305,7 +339,45 @@ mod tests {
             period: 100_000,
         },
         page_sizes: &[2 << 20, 1 << 30],
+        memory_rules: MemoryRules {
+            is_v2: false,
+            accounts_swap: false,
+            kills_all: false,
+        },
     };
+
+    #[test]
+    fn containers_do_not_swap_and_are_killed_as_a_whole_where_the_kernel_can() {
+        let pod = pod(serde_json::json!({"limits": {"memory": "64Mi"}}));
+        let made = |is_v2, accounts_swap, kills_all| {
+            let memory_rules = MemoryRules {
+                is_v2,
+                accounts_swap,
+                kills_all,
+            };
+            let node = NodeLimits {
+                memory_rules,
+                ..NODE
+            };
+            let made = of_container(&pod, &spec::spec(&pod).containers[0], node);
+            let files: Vec<String> = made.unified.into_keys().collect();
+            (made.memory_swap_limit_in_bytes, files)
+        };
+        let files = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        for (rules, expected) in [
+            ((false, false, false), (0, files(&[]))),
+            ((false, true, true), (64 << 20, files(&[]))),
+            ((true, false, true), (0, files(&["memory.oom.group"]))),
+            ((true, true, false), (0, files(&["memory.swap.max"]))),
+            (
+                (true, true, true),
+                (0, files(&["memory.oom.group", "memory.swap.max"])),
+            ),
+        ] {
+            let (is_v2, accounts_swap, kills_all) = rules;
+            assert_eq!(made(is_v2, accounts_swap, kills_all), expected, "{rules:?}");
+        }
+    }
 
     fn bounds(pod: &Pod) -> (Option<i64>, Option<i64>, Option<i64>) {
         let made = of_pod(pod, CfsQuota::default(), &[]);

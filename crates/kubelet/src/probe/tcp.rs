@@ -1,10 +1,18 @@
 //! A TCP probe: succeeds if the port accepts a connection.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, sync::Semaphore};
 
 use super::Answer;
+
+/// How many host names are resolved at a time.
+const PARALLEL_LOOKUPS: usize = 64;
+static LOOKUPS: Semaphore = Semaphore::const_new(PARALLEL_LOOKUPS);
 
 /// Common errors in Go's wording, which users know from Kubernetes.
 fn go_words(error: &std::io::Error) -> String {
@@ -21,11 +29,8 @@ fn go_words(error: &std::io::Error) -> String {
 
 /// Connects to an address or a host name, trying all of its addresses in turn.
 pub(super) async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
-    let name = host.to_owned();
-    // Resolving has no timeout of its own; the caller sets the deadline.
-    let resolved = tokio::task::spawn_blocking(move || stdx::resolve::resolve(&name)).await;
-    let addresses = resolved
-        .map_err(|error| error.to_string())?
+    let addresses = addresses(host)
+        .await
         .map_err(|error| format!("dial tcp: lookup {host}: {error}"))?;
     let mut failure = format!("dial tcp: lookup {host}: no such host");
     for ip in addresses {
@@ -36,6 +41,21 @@ pub(super) async fn connect(host: &str, port: u16) -> Result<TcpStream, String> 
         }
     }
     Err(failure)
+}
+
+/// The addresses of a host. Resolving has no timeout of its own; the caller sets the deadline, and the thread of a lookup
+/// goes on after it. So only some run at a time: the host of a probe may be a name that no server answers for.
+async fn addresses(host: &str) -> io::Result<Vec<IpAddr>> {
+    if let Ok(address) = host.trim_matches(['[', ']']).parse() {
+        return Ok(vec![address]);
+    }
+    let slot = LOOKUPS.acquire().await.map_err(io::Error::other)?;
+    let name = host.to_owned();
+    let lookup = tokio::task::spawn_blocking(move || {
+        let _slot = slot;
+        stdx::resolve::resolve(&name)
+    });
+    lookup.await.map_err(io::Error::other)?
 }
 
 /// Connects and closes the connection.
@@ -62,6 +82,12 @@ mod tests {
         // Host names are resolved; this one is in every hosts file.
         let by_name = probe("localhost", port, Duration::from_secs(1)).await;
         assert_eq!(by_name, Answer::Ok);
+        // Lookups that hang hold up other host names, but no address.
+        let _hanging = LOOKUPS.acquire_many(PARALLEL_LOOKUPS as u32).await.unwrap();
+        let by_address = probe("127.0.0.1", port, Duration::from_secs(1)).await;
+        assert_eq!(by_address, Answer::Ok);
+        let by_name = probe("localhost", port, Duration::from_millis(1)).await;
+        assert!(matches!(by_name, Answer::Failed(_)), "{by_name:?}");
         drop(listener);
         assert!(matches!(
             probe("127.0.0.1", port, Duration::from_secs(1)).await,

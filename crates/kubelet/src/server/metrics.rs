@@ -104,6 +104,56 @@ pub(super) fn indicators(core: &Core) -> Response<Body> {
     whole(StatusCode::OK, TEXT, page.finish().into_bytes())
 }
 
+/// The pods by what the kubelet does with them.
+fn stages(page: &mut Exposition, pods: &[PublishedPod]) {
+    let is_static = |seen: &PublishedPod| crate::pod::spec::is_static(&seen.pod);
+    let is_active = |seen: &PublishedPod| seen.is_wanted && !seen.is_ending;
+    let label = |yes: bool| if yes { "true" } else { "" };
+    let count = |matches: &dyn Fn(&PublishedPod) -> bool| {
+        let matching = pods.iter().filter(|seen| matches(seen));
+        matching.count() as f64
+    };
+    let name = "kubelet_active_pods";
+    let help = "The number of pods that count when others are admitted.";
+    page.family(name, "gauge", help);
+    for of_file in [false, true] {
+        let active = count(&|seen| is_static(seen) == of_file && is_active(seen));
+        page.sample(name, &[("static", label(of_file))], active, None);
+    }
+    let name = "kubelet_mirror_pods";
+    page.family(
+        name,
+        "gauge",
+        "The number of static pods that have a mirror.",
+    );
+    let mirrored = count(&|seen| is_static(seen) && seen.is_wanted);
+    page.sample(name, &[], mirrored, None);
+    let name = "kubelet_working_pods";
+    let help = "The number of pods by lifecycle, and by whether a source has them.";
+    page.family(name, "gauge", help);
+    let stage = |seen: &PublishedPod| match (seen.is_stopped, seen.is_ending) {
+        (true, _) => "terminated",
+        (false, true) => "terminating",
+        (false, false) => "sync",
+    };
+    for (config, is_wanted) in [("desired", true), ("orphan", false)] {
+        for lifecycle in ["sync", "terminating", "terminated"] {
+            for of_file in [false, true] {
+                let working = count(&|seen| {
+                    (seen.is_wanted, is_static(seen), stage(seen))
+                        == (is_wanted, of_file, lifecycle)
+                });
+                let labels = [
+                    ("config", config),
+                    ("lifecycle", lifecycle),
+                    ("static", label(of_file)),
+                ];
+                page.sample(name, &labels, working, None);
+            }
+        }
+    }
+}
+
 fn node(page: &mut Exposition, core: &Core, pods: &[PublishedPod]) {
     let name = "kubelet_node_name";
     page.family(name, "gauge", "The node's name. The count is always 1.");
@@ -131,6 +181,7 @@ fn node(page: &mut Exposition, core: &Core, pods: &[PublishedPod]) {
     for (is_static, count) in [("", pods.len() - of_files), ("true", of_files)] {
         page.sample(name, &[("static", is_static)], count as f64, None);
     }
+    stages(page, pods);
     let name = "kubernetes_build_info";
     page.family(name, "gauge", "The version of this program.");
     let arch = crate::node::machine::architecture();

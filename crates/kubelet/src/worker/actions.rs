@@ -10,13 +10,14 @@ use super::{Worker, report::Answer, resize_events, runtime_view::Effect, shrink,
 use crate::{
     Error, Result,
     admit::Refusal,
-    hooks,
+    dispatch, hooks,
     make::resources::Bounds,
     pod::{
         decide::Action,
         memory::{Replaced, ResizeFailure, SandboxFailure, StartFailure, Task, Volumes},
         spec,
     },
+    registry::Message,
     start::{self, Failure, Start},
     volumes::{self, Mounted},
 };
@@ -374,5 +375,14 @@ impl Worker {
             core.config.clock.sleep(delay.step()).await;
         }
         core.registry.remove(uid);
+        // From now on nothing is sent to this worker.
+        let mut next = std::mem::take(&mut self.next);
+        while let Ok(message) = self.inbox.try_recv() {
+            next.take(&message);
+        }
+        if let Some(pod) = next.pod {
+            dispatch::dispatch_pod(core, pod);
+            core.registry.send(uid, Message::Mirror(next.shown));
+        }
     }
 }

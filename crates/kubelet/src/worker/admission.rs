@@ -54,6 +54,7 @@ impl Worker {
         let events = &self.core.events;
         let pod = &self.subject.pod;
         events.warning(pod, &refusal.reason, refusal.message.clone());
+        self.core.metrics.lives.rejected(&refusal.reason);
         let failure = Failure {
             reason: refusal.reason,
             message: format!("Pod was rejected: {}", refusal.message),

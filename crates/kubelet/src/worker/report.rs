@@ -15,6 +15,8 @@ use crate::pod::spec;
 
 /// The delay after a failed write.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long the first status of a new pod waits for a better one: most pods run soon, and then one write tells all.
+const FIRST: Duration = Duration::from_millis(50);
 /// How long another writer's change of our status is left alone.
 const RECONCILE: Duration = Duration::from_secs(10);
 
@@ -38,6 +40,8 @@ pub(super) struct Report {
     /// Whether the last write failed: further failures are not logged, since the servers may be away
     /// for hours.
     is_failing: bool,
+    /// Until when the status of a pod that does not run yet is not written.
+    held_until: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -64,7 +68,22 @@ impl Report {
             state: State::Idle,
             equal: None,
             is_failing: false,
+            held_until: None,
         }
+    }
+
+    /// The report of a pod that no kubelet has begun with.
+    pub(super) fn of_new_pod(status: PodStatus, now: Timestamp) -> Self {
+        Self {
+            held_until: Some(now + FIRST),
+            ..Self::new(status)
+        }
+    }
+
+    /// Until when a status is held, if it only says that the pod begins.
+    fn held(&self, now: Timestamp) -> Option<Timestamp> {
+        let begins = self.status.phase.as_deref() == Some("Pending");
+        self.held_until.filter(|until| begins && *until > now)
     }
 
     pub(super) fn status(&self) -> &PodStatus {
@@ -148,6 +167,9 @@ impl Worker {
     /// to retry.
     pub(super) fn write_status(&mut self, now: Timestamp) -> Option<Timestamp> {
         let shown = self.subject.shown.clone()?;
+        if let Some(until) = self.report.held(now) {
+            return Some(until);
+        }
         let (namespace, name) = (spec::namespace(&shown), spec::name(&shown).to_owned());
         let deleted = self.subject.pod.metadata.deletion_timestamp.is_some();
         let may_delete = deleted && self.subject.wanted && matches!(self.life, Life::Stopped(_));
@@ -302,6 +324,27 @@ mod tests {
             report.next(change.clone(), false, at(13)),
             Next::Write(change.unwrap())
         );
+    }
+
+    #[test]
+    fn the_first_status_waits_for_a_better_one_but_not_for_long() {
+        let status = |phase: &str| PodStatus {
+            phase: Some(phase.into()),
+            ..PodStatus::default()
+        };
+        let (soon, late) = (at(1), at(1) + FIRST);
+        for (phase, now, expected) in [
+            ("Pending", soon, Some(late)),
+            ("Pending", late, None),
+            ("Running", soon, None),
+            ("Failed", soon, None),
+        ] {
+            let mut report = Report::of_new_pod(PodStatus::default(), soon);
+            report.set_status(status(phase));
+            assert_eq!(report.held(now), expected, "{phase}");
+        }
+        // A kubelet has begun with this one before.
+        assert_eq!(Report::new(status("Pending")).held(soon), None);
     }
 
     #[test]

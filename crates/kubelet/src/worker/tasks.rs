@@ -1,6 +1,9 @@
 //! The tasks: each calls the runtime, the file system or the kernel. None knows the worker.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use client::Api;
 use cri::v1;
@@ -65,8 +68,11 @@ pub(super) async fn create_sandbox(
     };
     let mut runtime = core.runtime.client.clone().runtime;
     let run = async {
-        let answer = runtime.run_pod_sandbox(request).await?;
-        Ok::<_, Error>(answer.into_inner().pod_sandbox_id)
+        let (handler, begun) = (request.runtime_handler.clone(), Instant::now());
+        let answer = runtime.run_pod_sandbox(request).await;
+        let lives = &core.metrics.lives;
+        lives.sandbox_run(&handler, begun.elapsed(), answer.is_ok());
+        Ok::<_, Error>(answer?.into_inner().pod_sandbox_id)
     };
     // Others have a process in the sandbox, which begins in the pod's cgroup.
     if core.runtime.known_name() != BUILT_IN {

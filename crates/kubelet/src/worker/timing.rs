@@ -46,11 +46,14 @@ impl Timing {
         metrics.worker_stepped(operation, took);
     }
 
-    /// Observes the new status.
-    pub(super) fn saw(&mut self, metrics: &Metrics, status: &PodStatus) {
+    /// Observes the new status of a pod of this age.
+    pub(super) fn saw(&mut self, metrics: &Metrics, status: &PodStatus, age: Option<Duration>) {
         if !self.has_run && status.phase.as_deref() == Some("Running") {
             self.has_run = true;
             metrics.pod_started(self.began.elapsed());
+            if let Some(age) = age {
+                metrics.lives.started(age);
+            }
         }
     }
 }
@@ -75,12 +78,15 @@ mod tests {
             let metrics = Metrics::default();
             let mut timing = Timing::new(&of(before));
             for phase in ["Pending", "Running", "Running", "Succeeded"] {
-                timing.saw(&metrics, &of(phase));
+                timing.saw(&metrics, &of(phase), Some(Duration::from_secs(1)));
             }
             let mut page = Exposition::default();
             metrics.show(&mut page);
-            let count = format!("kubelet_pod_start_duration_seconds_count {expected}\n");
-            assert!(page.finish().contains(&count), "{before}");
+            let page = page.finish();
+            for name in ["pod_start_duration", "pod_start_total_duration"] {
+                let count = format!("kubelet_{name}_seconds_count {expected}\n");
+                assert!(page.contains(&count), "{before}: {name}");
+            }
         }
     }
 }

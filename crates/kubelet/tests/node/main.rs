@@ -298,6 +298,56 @@ async fn a_changed_static_pod_starts_when_the_one_before_it_has_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_static_pod_whose_file_comes_back_while_it_ends_runs_again() {
+    let node = TestNode::start().await;
+    let manifest = |name: &str| {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"},
+            "spec": {"terminationGracePeriodSeconds": 30,
+                "containers": [{"name": name, "image": "here:1"}]}})
+    };
+    let file = node.path("manifests/web.yaml");
+    let mut stopped = 0;
+    // Removed and written again, and changed and changed back.
+    for other in [None, Some("b")] {
+        std::fs::write(&file, manifest("a").to_string()).unwrap();
+        node.shows("web-node", "/phase", "Running").await;
+        let uid = node.get("web-node").await.unwrap().metadata.uid;
+        node.runtime.state.lock().holds_stops = true;
+        match other {
+            None => std::fs::remove_file(&file).unwrap(),
+            Some(name) => std::fs::write(&file, manifest(name).to_string()).unwrap(),
+        }
+        let stops = || node.runtime.state.lock().stops.len();
+        node.wait("it to be asked to stop", || async { stops() > stopped })
+            .await;
+        std::fs::write(&file, manifest("a").to_string()).unwrap();
+        // Its mirror shows it until it has ended.
+        node.stays("it still ends", || async {
+            let mirror = node.get("web-node").await.unwrap_or_default();
+            let phase = mirror.status.and_then(|status| status.phase);
+            mirror.metadata.uid == uid && phase.as_deref() == Some("Running")
+        })
+        .await;
+        node.runtime.state.lock().holds_stops = false;
+        stopped += 1;
+        node.shows(
+            "web-node",
+            "/containerStatuses/0/restartCount",
+            stopped as i64,
+        )
+        .await;
+        node.shows("web-node", "/containerStatuses/0/ready", true)
+            .await;
+        node.shows("web-node", "/phase", "Running").await;
+    }
+    std::fs::remove_file(&file).unwrap();
+    node.wait("its container to go", || async {
+        node.runtime.container("a").is_none()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_does_not_fit_or_takes_too_long_fails() {
     let node = TestNode::start().await;
     let huge = json!({"requests": {"cpu": "100000"}, "limits": {"cpu": "100000"}});
