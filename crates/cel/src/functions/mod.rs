@@ -104,16 +104,22 @@ pub(crate) fn lookup(name: &str) -> Option<&'static Function> {
     ALL.get(name)
 }
 
-/// `ip()` of a network. The function `ip` also parses text, but not as a member of a dynamic value.
+/// The two functions of the name `ip`: of text, and as a member of a network. A dynamic value does not choose between them.
+static TEXT_IP: LazyLock<Function> = LazyLock::new(|| Function {
+    name: "ip",
+    overloads: vec![signature("string_to_ip", "string -> net.IP")],
+    call: net::ip,
+});
 static MEMBER_IP: LazyLock<Function> = LazyLock::new(|| Function {
     name: "ip",
     overloads: vec![signature(".cidr_ip", "net.CIDR -> net.IP")],
     call: net::member_ip,
 });
 
-/// The function to call, where a member has fewer overloads than the function of the same name.
+/// The function to call, where a member has other overloads than the function of the same name.
 pub(crate) fn dispatched(function: &'static Function, overload: &str) -> &'static Function {
     match overload {
+        "string_to_ip" => &TEXT_IP,
         "cidr_ip" => &MEMBER_IP,
         _ => function,
     }

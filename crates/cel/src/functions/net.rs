@@ -141,11 +141,8 @@ fn network(args: &[Value<'_>]) -> Result<IpNet> {
     }
 }
 
-fn ip<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    let address = match args.first() {
-        Some(Value::Library(Library::Cidr(network))) => network.addr(),
-        _ => parse_ip(string(args, 0)?)?,
-    };
+pub(super) fn ip<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
+    let address = parse_ip(string(args, 0)?)?;
     Ok(Value::Library(Library::Ip(address)))
 }
 
