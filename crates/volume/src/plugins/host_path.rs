@@ -56,6 +56,10 @@ impl StoragePlugin for HostPathVolume {
         source(spec).is_some()
     }
 
+    fn supports_mount_options(&self) -> bool {
+        false
+    }
+
     fn volume_name(&self, spec: &Spec, pod: &str) -> String {
         format!("{pod}-{}", spec.name)
     }

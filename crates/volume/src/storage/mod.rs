@@ -33,6 +33,9 @@ pub use usage::Measured;
 
 use crate::Mounter;
 
+/// The annotation with mount options from before `spec.mountOptions`.
+const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
+
 /// A volume of a pod, with the persistent volume that its claim is bound to.
 #[derive(Debug, Clone)]
 pub struct Spec {
@@ -51,9 +54,19 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// The mount options of the persistent volume.
+    /// The mount options of the persistent volume. Its deprecated annotation comes first, except for
+    /// CSI drivers, which never had it.
     pub fn mount_options(&self) -> Vec<String> {
-        let spec = self.volume.as_ref().and_then(|volume| volume.spec.as_ref());
+        let Some(volume) = &self.volume else {
+            return Vec::new();
+        };
+        let spec = volume.spec.as_ref();
+        let annotations = volume.metadata.annotations.as_ref();
+        let annotated = annotations.and_then(|all| all.get(MOUNT_OPTIONS));
+        if let Some(options) = annotated.filter(|_| spec.is_none_or(|spec| spec.csi.is_none())) {
+            let options = options.split(',').filter(|option| !option.is_empty());
+            return options.map(str::to_owned).collect();
+        }
         spec.and_then(|spec| spec.mount_options.clone())
             .unwrap_or_default()
     }
@@ -267,6 +280,10 @@ pub trait StoragePlugin: Send + Sync {
     fn name(&self) -> &'static str;
     /// Whether the plugin handles this volume.
     fn handles(&self, spec: &Spec) -> bool;
+    /// Whether such volumes can have mount options; a volume that has some is not mounted otherwise.
+    fn supports_mount_options(&self) -> bool {
+        true
+    }
     /// The unique name of the volume in this plugin and node. Volumes of the same name are staged
     /// once.
     fn volume_name(&self, spec: &Spec, pod: &str) -> String;

@@ -167,6 +167,14 @@ pub fn plugin(spec: &Spec) -> Result<&'static dyn StoragePlugin, String> {
     })
 }
 
+/// Refuses mount options of a volume that is not mounted, such as hostPath.
+pub fn check_mount_options(spec: &Spec, plugin: &dyn StoragePlugin) -> Result<(), String> {
+    if plugin.supports_mount_options() || spec.mount_options().is_empty() {
+        return Ok(());
+    }
+    Err("mount options are not supported for this volume type".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -260,6 +268,41 @@ mod tests {
             "volume data has volumeMode Filesystem, but is specified in volumeDevices"
         );
         assert_eq!(why(files, mounted), "");
+    }
+
+    #[test]
+    fn mount_options_are_refused_where_nothing_is_mounted_and_the_old_annotation_comes_first() {
+        let refused = "mount options are not supported for this volume type";
+        let host_path = || json!({"hostPath": {"path": "/x"}});
+        let local = || json!({"local": {"path": "/x"}});
+        let csi = json!({"csi": {"driver": "d.io", "volumeHandle": "h"}});
+        for (source, annotation, options, expected) in [
+            (host_path(), None, vec![], Ok(vec![])),
+            (host_path(), None, vec!["ro"], Err(refused)),
+            (host_path(), Some("ro"), vec![], Err(refused)),
+            (local(), None, vec!["ro"], Ok(vec!["ro"])),
+            (
+                local(),
+                Some("sync,nodev,"),
+                vec!["ro"],
+                Ok(vec!["sync", "nodev"]),
+            ),
+            (csi, Some("sync"), vec!["ro"], Ok(vec!["ro"])),
+        ] {
+            let claim = Arc::new(from(json!({"metadata": {"uid": "c1"}})));
+            let mut spec = source;
+            spec["claimRef"] = json!({"uid": "c1"});
+            spec["mountOptions"] = json!(options);
+            let annotations = annotation.map(|text| json!({(super::super::MOUNT_OPTIONS): text}));
+            let meta = json!({"name": "pv", "annotations": annotations});
+            let found = Arc::new(from(json!({"metadata": meta, "spec": spec})));
+            let spec = claimed(&volume(), claim, found, Uses::default()).unwrap();
+            let checked = check_mount_options(&spec, plugin(&spec).unwrap());
+            let options = spec.mount_options();
+            let options: Vec<&str> = options.iter().map(String::as_str).collect();
+            let expected: Result<Vec<&str>, String> = expected.map_err(str::to_owned);
+            assert_eq!(checked.map(|()| options), expected);
+        }
     }
 
     #[test]

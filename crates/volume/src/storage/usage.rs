@@ -32,6 +32,9 @@ impl Manager {
             return Err(StepError::NotTried("the pod does not have it".to_owned()));
         };
         let _guard = steps.lock_owned().await;
+        if self.with(key, |entry| entry.users.contains_key(pod)) != Some(true) {
+            return Err(StepError::NotTried("the pod has ended".to_owned()));
+        }
         let request = Expand {
             spec,
             mount: &mount,

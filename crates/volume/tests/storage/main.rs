@@ -365,6 +365,34 @@ async fn volumes_grow_are_measured_and_are_published_again_where_drivers_want_it
 }
 
 #[tokio::test]
+async fn a_volume_is_not_expanded_for_a_pod_that_it_is_unmounted_from() {
+    let node = Node::new(Options::new(DRIVER));
+    let data = volume("data");
+    let ready = node.set_up(&pod("p"), &data).await.unwrap();
+    // Another pod's step is under way; the other two wait for it, one after the other.
+    node.driver.break_method("NodePublishVolume", Fault::Hang);
+    let other = pod("q");
+    let published = node.set_up(&other, &data);
+    let ended = async {
+        until("the other pod's step", || {
+            node.driver.calls_of("NodePublishVolume").len() > 1
+        })
+        .await;
+        let unmount = node.manager.tear_down("p");
+        let expand = node.manager.expand("p", &ready.key, &data, 5 << 30);
+        tokio::join!(unmount, expand)
+    };
+    let (published, (unmounted, expanded)) = tokio::join!(published, ended);
+    assert!(published.is_err());
+    unmounted.unwrap();
+    assert!(
+        matches!(expanded, Err(StepError::NotTried(_))),
+        "{expanded:?}"
+    );
+    assert!(node.driver.calls_of("NodeExpandVolume").is_empty());
+}
+
+#[tokio::test]
 async fn a_raw_block_volume_is_a_device_of_the_pod() {
     let mut node = Node::new(Options::new(DRIVER));
     let raw = persistent(

@@ -11,12 +11,13 @@ use csi::{
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde_json::json;
-use volume::storage::Key;
+use volume::storage::{Key, Spec};
 
-use crate::support::{DRIVER, Node, pod, set_up, until, volume, with_own_mounts};
+use crate::support::{DRIVER, Node, persistent, pod, set_up, until, volume, with_own_mounts};
 
 const PODS: [&str; 4] = ["p0", "p1", "p2", "p3"];
-const VOLUMES: [&str; 3] = ["a", "b", "c"];
+/// The last one is a raw block volume.
+const VOLUMES: [&str; 3] = ["a", "b", "raw"];
 const METHODS: [&str; 5] = [
     "NodeStageVolume",
     "NodePublishVolume",
@@ -31,6 +32,27 @@ fn key(volume: usize) -> Key {
         plugin: "kubernetes.io/csi",
         volume: format!("{DRIVER}^h-{}", VOLUMES[volume]),
     }
+}
+
+fn spec(index: usize) -> Spec {
+    match VOLUMES[index] {
+        "raw" => persistent(
+            "raw",
+            json!({"volumeMode": "Block", "accessModes": ["ReadWriteOnce"],
+                   "csi": {"driver": DRIVER, "volumeHandle": "h-raw"}}),
+        ),
+        name => volume(name),
+    }
+}
+
+/// Where the driver publishes a volume to a pod.
+fn target(node: &Node, pod: &str, volume: &str) -> String {
+    if volume != "raw" {
+        return node.target(pod, volume);
+    }
+    let plugin = node.dir.path().join("kubelet/plugins/kubernetes.io/csi");
+    let device = plugin.join("volumeDevices/publish/raw").join(pod);
+    device.to_string_lossy().into_owned()
 }
 
 /// Pods and volumes by their known state.
@@ -67,7 +89,7 @@ impl Model {
         let published = node.driver.published();
         for (p, pod) in PODS.iter().enumerate() {
             for (v, volume) in VOLUMES.iter().enumerate() {
-                let target = node.target(pod, volume);
+                let target = target(node, pod, volume);
                 let targets = published.get(&format!("h-{volume}"));
                 let is_there = targets.is_some_and(|targets| targets.contains(&target));
                 if self.has.contains(&(p, v)) {
@@ -113,7 +135,7 @@ impl Run {
     }
 
     async fn set_up(&mut self, pods: &[usize], volume: usize) {
-        let spec = crate::support::volume(VOLUMES[volume]);
+        let spec = spec(volume);
         let all: Vec<_> = pods.iter().map(|p| pod(PODS[*p])).collect();
         let outcomes = all.iter().map(|pod| self.node.set_up(pod, &spec));
         let outcomes = futures::future::join_all(outcomes).await;
@@ -135,7 +157,7 @@ impl Run {
     }
 
     async fn expand(&mut self, p: usize, v: usize) {
-        let (spec, key) = (volume(VOLUMES[v]), key(v));
+        let (spec, key) = (spec(v), key(v));
         let manager = self.node.manager.clone();
         let grown = manager.expand(PODS[p], &key, &spec, 5 << 30).await;
         self.history
@@ -154,7 +176,7 @@ impl Run {
         let before = self.node.driver.calls_of(method).len();
         let manager = self.node.manager.clone();
         let task = tokio::spawn(async move {
-            let spec = volume(VOLUMES[v]);
+            let spec = spec(v);
             if down {
                 return manager.tear_down(PODS[p]).await.is_ok();
             }
@@ -249,12 +271,18 @@ impl Run {
         let root = node.dir.path().join("kubelet");
         for pod in PODS {
             let dir = root.join("pods").join(pod);
-            let left = std::fs::read_dir(dir.join("volumes/kubernetes.io~csi"));
-            assert_eq!(left.map_or(0, Iterator::count), 0, "{history:#?}");
+            for kind in ["volumes", "volumeDevices"] {
+                let left = std::fs::read_dir(dir.join(kind).join("kubernetes.io~csi"));
+                assert_eq!(left.map_or(0, Iterator::count), 0, "{kind}: {history:#?}");
+            }
         }
-        let staged = root.join("plugins/kubernetes.io/csi").join(DRIVER);
-        let left = std::fs::read_dir(staged).map_or(0, Iterator::count);
+        let plugin = root.join("plugins/kubernetes.io/csi");
+        let left = std::fs::read_dir(plugin.join(DRIVER)).map_or(0, Iterator::count);
         assert_eq!(left, 0, "{history:#?}");
+        for dir in ["raw", "staging/raw", "publish/raw"] {
+            let left = plugin.join("volumeDevices").join(dir);
+            assert!(!left.exists(), "{}: {history:#?}", left.display());
+        }
     }
 }
 
