@@ -318,14 +318,17 @@ fn combined(
         rule: Rule::new(function.name, overload),
         args: nodes,
         is_eager,
-        first: resolved_list(function, overload),
+        first: resolved(function, overload),
     })))
 }
 
-/// The list that a function of ordered or summed lists takes. The checker resolves it for one type of elements, also
-/// where those are not known, and upstream calls only that overload.
-fn resolved_list(function: &'static Function, overload: &str) -> Option<&'static Type> {
-    if !matches!(function.name, "isSorted" | "max" | "min" | "sum") {
+/// The first argument of a function that upstream calls only by the overload that the checker resolved, also where the
+/// type of the argument is not known: lists that are ordered or summed, and conversions.
+fn resolved(function: &'static Function, overload: &str) -> Option<&'static Type> {
+    if !matches!(
+        function.name,
+        "isSorted" | "max" | "min" | "sum" | "string" | "int" | "uint" | "double" | "bytes"
+    ) {
         return None;
     }
     let mut overloads = function.overloads.iter();
