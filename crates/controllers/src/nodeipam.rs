@@ -112,12 +112,15 @@ impl Allocator {
         let mut first = self.first_free.lock();
         let ranges = self.ranges.iter().zip(first.iter_mut());
         let found = ranges.map(|(range, first)| {
+            let is_assigned = |_: u128, cidr: &str| self.nodes.count_by_index(CIDR, cidr) > 0;
+            // Thousands of nodes may be without a subnet and try again and again: all nodes are visited only if one is left.
+            let (start, _) = range.first_free(*first, is_assigned)?;
             let others = self.of_other_size(range);
             let is_taken = |number, cidr: &str| {
                 let overlaps = |other: &Subnet| other.overlaps(&range.subnet(number));
-                self.nodes.count_by_index(CIDR, cidr) > 0 || others.iter().any(overlaps)
+                is_assigned(number, cidr) || others.iter().any(overlaps)
             };
-            let (number, cidr) = range.first_free(*first, is_taken)?;
+            let (number, cidr) = range.first_free(start, is_taken)?;
             *first = number;
             Some(cidr)
         });
