@@ -119,6 +119,8 @@ pub struct Attributes<'a> {
     pub namespace: &'a str,
     /// Empty until a name is generated.
     pub name: &'a str,
+    /// The generateName of a new object, until a name is generated.
+    pub generate_name: &'a str,
     pub dry_run: bool,
     /// The options of the request.
     pub options: &'a RequestOptions,
@@ -146,7 +148,12 @@ impl Attributes<'_> {
 
     /// The 403 of this request.
     pub fn forbidden(&self, why: &str) -> Status {
-        Status::forbidden(self.group, self.resource, self.name, why)
+        let name = match (self.name, self.generate_name) {
+            ("", "") => "Unknown",
+            ("", prefix) => prefix,
+            (name, _) => name,
+        };
+        Status::forbidden(self.group, self.resource, name, why)
     }
 }
 

@@ -58,6 +58,7 @@ impl Case {
             subresource: self.subresource,
             namespace: &self.namespace,
             name: &self.name,
+            generate_name: "",
             dry_run: false,
             options: &self.options,
             old: self.old.as_ref(),

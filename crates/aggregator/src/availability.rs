@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use apiextensions::conditions::condition;
-use http::HeaderMap;
 use kinds::tree;
 use machinery::{Object, Value};
 
@@ -107,10 +106,9 @@ pub(crate) async fn probe(link: &Link, path: &str) -> Result<(), String> {
 async fn probe_one(link: &Link, path: &str) -> Result<(), String> {
     let authority = link.resolve().await?;
     let url = format!("https://{authority}{path}");
-    let answer = link.get(&authority, path, HeaderMap::new(), PROBE).await;
-    let problem = match answer {
-        Ok(document) if document.code.is_success() => return Ok(()),
-        Ok(document) => format!("bad status from {url}: {}", document.code.as_u16()),
+    let problem = match link.status(&authority, path, PROBE).await {
+        Ok(code) if code.is_success() => return Ok(()),
+        Ok(code) => format!("bad status from {url}: {}", code.as_u16()),
         Err(why) => why,
     };
     Err(format!("failing or missing response from {url}: {problem}"))

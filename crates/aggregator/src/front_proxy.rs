@@ -29,9 +29,13 @@ pub fn headers(user: &User) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
+/// Spaces around a value are not part of it for the backend, which would see another user or group.
 fn value(text: &str) -> Result<HeaderValue, String> {
-    HeaderValue::from_bytes(text.as_bytes())
-        .map_err(|_| format!("{text:?} cannot be sent in a header"))
+    let value = match text.trim_matches([' ', '\t']) == text {
+        true => HeaderValue::from_bytes(text.as_bytes()).ok(),
+        false => None,
+    };
+    value.ok_or_else(|| format!("{text:?} cannot be sent in a header"))
 }
 
 /// Percent-encodes bytes that are invalid in header names.
@@ -72,5 +76,8 @@ mod tests {
         assert!(headers(&User::new("a\nb", none)).is_err());
         assert!(headers(&User::new("jürgen", none)).is_ok());
         assert!(headers(&User::new("a", ["b\r\nx-remote-group: system:masters"])).is_err());
+        assert!(headers(&User::new("a", [" system:masters"])).is_err());
+        assert!(headers(&User::new("a\t", none)).is_err());
+        assert!(headers(&User::new("a b", none)).is_ok());
     }
 }

@@ -29,6 +29,9 @@ const IDLE_CONNECTIONS: usize = 25;
 const IDLE: Duration = Duration::from_secs(90);
 /// Maximum bytes of a fetched document.
 const LARGEST_DOCUMENT: usize = 32 << 20;
+/// What is read of a response of which only the status counts, and for how long.
+const LARGEST_REST: usize = 64 << 10;
+const REST: Duration = Duration::from_millis(500);
 const HTTPS: u16 = 443;
 
 /// The identity of a connection. APIServices with equal targets share connections.
@@ -140,28 +143,34 @@ impl Link {
         headers: HeaderMap,
         timeout: Duration,
     ) -> Result<Document, String> {
-        let url = format!("https://{authority}{path}");
-        let failed = |why: String| format!("Get {}: {why}", machinery::text::quote(&url));
-        let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
-        let mut request = Request::new(body);
-        *request.method_mut() = Method::GET;
-        *request.uri_mut() = url.parse().map_err(|error| failed(format!("{error}")))?;
-        *request.headers_mut() = headers;
-        let user = User::new("system:kube-aggregator", ["system:masters"]);
-        request.headers_mut().extend(front_proxy::headers(&user)?);
-        let exchange = async {
-            let (parts, body) = self.send(request).await.map_err(failed)?.into_parts();
-            let body = read(body).await.map_err(failed)?;
+        let get = async || {
+            let request = own_request(authority, path, headers)?;
+            let (parts, body) = self.send(request).await?.into_parts();
+            let body = read(body, LARGEST_DOCUMENT).await?;
             Ok(Document {
                 code: parts.status,
                 headers: parts.headers,
                 body,
             })
         };
-        match tokio::time::timeout(timeout, exchange).await {
-            Ok(answer) => answer,
-            Err(_) => Err(failed("context deadline exceeded".to_owned())),
-        }
+        within(timeout, authority, path, get()).await
+    }
+
+    /// The status code of the response, whatever its body is.
+    pub(crate) async fn status(
+        &self,
+        authority: &str,
+        path: &str,
+        timeout: Duration,
+    ) -> Result<StatusCode, String> {
+        let get = async || {
+            let request = own_request(authority, path, HeaderMap::new())?;
+            let (parts, body) = self.send(request).await?.into_parts();
+            // The connection is used again if its response was read.
+            let _ = tokio::time::timeout(REST, read(body, LARGEST_REST)).await;
+            Ok(parts.status)
+        };
+        within(timeout, authority, path, get()).await
     }
 
     /// The same from any ready backend.
@@ -203,15 +212,47 @@ impl Transport {
     }
 }
 
-async fn read(mut body: Incoming) -> Result<Bytes, String> {
+/// A GET as the aggregator itself.
+fn own_request(
+    authority: &str,
+    path: &str,
+    headers: HeaderMap,
+) -> Result<Request<ProxyBody>, String> {
+    let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
+    let mut request = Request::new(body);
+    *request.method_mut() = Method::GET;
+    let uri = format!("https://{authority}{path}").parse();
+    *request.uri_mut() = uri.map_err(|error: http::uri::InvalidUri| error.to_string())?;
+    *request.headers_mut() = headers;
+    let user = User::new("system:kube-aggregator", ["system:masters"]);
+    request.headers_mut().extend(front_proxy::headers(&user)?);
+    Ok(request)
+}
+
+/// The result of a GET in time; errors name the URL.
+async fn within<T>(
+    timeout: Duration,
+    authority: &str,
+    path: &str,
+    get: impl Future<Output = Result<T, String>>,
+) -> Result<T, String> {
+    let got = tokio::time::timeout(timeout, get).await;
+    let got = got.unwrap_or_else(|_| Err("context deadline exceeded".to_owned()));
+    got.map_err(|why| {
+        let url = machinery::text::quote(&format!("https://{authority}{path}"));
+        format!("Get {url}: {why}")
+    })
+}
+
+async fn read(mut body: Incoming, limit: usize) -> Result<Bytes, String> {
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| "unexpected EOF".to_owned())?;
         let Ok(data) = frame.into_data() else {
             continue;
         };
-        if all.len() + data.len() > LARGEST_DOCUMENT {
-            let why = format!("the response is larger than {LARGEST_DOCUMENT} bytes");
+        if all.len() + data.len() > limit {
+            let why = format!("the response is larger than {limit} bytes");
             return Err(why);
         }
         all.extend_from_slice(&data);

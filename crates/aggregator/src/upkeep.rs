@@ -30,6 +30,8 @@ const FIRST_RECHECK: Duration = Duration::from_millis(5);
 /// The refresh interval of documents.
 const REFRESH: Duration = Duration::from_secs(60);
 const FIRST_REFRESH: Duration = Duration::from_millis(500);
+/// How long the condition of a backend that becomes available waits for its documents.
+const FIRST_DOCUMENTS: Duration = Duration::from_secs(2);
 /// The retry intervals of failed reads.
 const FIRST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(5);
@@ -280,6 +282,12 @@ impl Watching {
         while let Some(backend) = self.backend() {
             let (condition, retry) = self.judge(&backend).await;
             let is_available = condition["status"] == "True";
+            let becomes_available = is_available && was_available != Some(true);
+            // Clients that wait for the condition then look for the resources in discovery.
+            let has_documents = becomes_available
+                && tokio::time::timeout(FIRST_DOCUMENTS, fetch(&backend))
+                    .await
+                    .is_ok_and(|fetched| fetched.is_ok());
             let target = &backend.link.target;
             let outdated =
                 |object: &Object| Target::read(tree::get(object, "spec")).as_ref() != Some(target);
@@ -288,7 +296,7 @@ impl Watching {
             if let Err(why) = &written {
                 tracing::warn!(name, why, "cannot write the condition of an APIService");
             }
-            if was_available.replace(is_available) != Some(is_available) {
+            if was_available.replace(is_available) != Some(is_available) && !has_documents {
                 self.refresh.notify_one();
             }
             let time = if retry || written.is_err() {

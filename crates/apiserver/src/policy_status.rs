@@ -54,8 +54,13 @@ async fn follow(reader: &Reader, api: &dyn Client) -> bool {
     let table = reader.table();
     let mut is_done = true;
     for policy in policies.parsed() {
-        if let Some(status) = wanted(&policy, &table) {
-            is_done &= write(api, tree::name(&policy), status).await;
+        let (name, table) = (tree::name(&policy).to_owned(), table.clone());
+        // A policy may have a megabyte of expressions, for ten and more kinds.
+        let check = tokio::task::spawn_blocking(move || wanted(&policy, &table));
+        match check.await {
+            Ok(None) => {}
+            Ok(Some(status)) => is_done &= write(api, &name, status).await,
+            Err(_) => is_done = false,
         }
     }
     is_done

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use crate::{
     User,
     authz::{self, Decision as Opinion},
+    user,
 };
 
 /// The checks of one request.
@@ -88,10 +89,12 @@ async fn ask(
     user: &User,
     question: &Question,
 ) -> Decision {
-    let account = question
-        .service_account
-        .as_ref()
-        .map(|(namespace, name)| User::service_account(namespace, name));
+    let account = question.service_account.as_ref().map(|(namespace, name)| {
+        let mut account = User::service_account(namespace, name);
+        // As upstream: what all authenticated users may do does not count.
+        account.groups.retain(|group| group != user::AUTHENTICATED);
+        account
+    });
     let attributes = authz::Attributes {
         user: account.as_ref().unwrap_or(user),
         verb: &question.verb,
@@ -107,12 +110,69 @@ async fn ask(
         label_selector: &question.label_selector,
     };
     let (allowed, reason) = match authz::decide(authorizers, &attributes).await {
-        Opinion::Allow => (true, String::new()),
+        Opinion::Allow if attributes.user.is_in(user::MASTERS) => (true, String::new()),
+        Opinion::Allow => {
+            let mut reasons = authorizers.iter().filter_map(|one| one.reason(&attributes));
+            (true, reasons.next().unwrap_or_default())
+        }
         Opinion::Deny(reason) | Opinion::NoOpinion(reason) => (false, reason),
     };
     Decision {
         allowed,
         reason,
         error: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+
+    use super::*;
+
+    /// Allows a group, and tells why.
+    struct Group(&'static str);
+
+    #[async_trait]
+    impl authz::Authorizer for Group {
+        fn name(&self) -> &'static str {
+            "group"
+        }
+
+        async fn authorize(&self, attributes: &authz::Attributes<'_>) -> Opinion {
+            match attributes.user.is_in(self.0) {
+                true => Opinion::Allow,
+                false => Opinion::NoOpinion("not in it".to_owned()),
+            }
+        }
+
+        fn reason(&self, attributes: &authz::Attributes<'_>) -> Option<String> {
+            Some(format!("{} is in it", attributes.user.name))
+        }
+    }
+
+    #[tokio::test]
+    async fn checks_tell_their_reason_and_service_accounts_are_only_in_their_groups() {
+        let account = ("team".to_owned(), "robot".to_owned());
+        let request = User::new("jane", [""; 0]);
+        for (group, account, expected) in [
+            (user::AUTHENTICATED, None, (true, "jane is in it")),
+            (user::AUTHENTICATED, Some(&account), (false, "not in it")),
+            (
+                "system:serviceaccounts:team",
+                Some(&account),
+                (true, "system:serviceaccount:team:robot is in it"),
+            ),
+        ] {
+            let checks = Arc::new(Checks::default());
+            let mut check = Check::authorizer(checks.clone()).for_resource();
+            check.service_account = account.cloned();
+            assert!(checks.decide(&check, "get").error.is_some());
+            let authorizers: [Arc<dyn authz::Authorizer>; 1] = [Arc::new(Group(group))];
+            assert!(checks.answer_pending(&authorizers, &request).await);
+            let decided = checks.decide(&check, "get");
+            let found = (decided.allowed, decided.reason.as_str());
+            assert_eq!(found, expected, "{group}");
+        }
     }
 }

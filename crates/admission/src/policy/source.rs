@@ -77,8 +77,11 @@ impl<P: Send + Sync + 'static> Source<P> {
         // Bindings first: then policies are at least as new as their bindings.
         let bindings = list(self.bindings).await?;
         let policies = list(self.policies).await?;
-        let earlier = self.index.load_full();
-        let index = Index::read(&policies, &bindings, &earlier, self.compile);
+        let (earlier, compile) = (self.index.load_full(), self.compile);
+        // A policy may have a megabyte of expressions.
+        let read = move || Index::read(&policies, &bindings, &earlier, compile);
+        let index = tokio::task::spawn_blocking(read).await;
+        let index = index.map_err(|error| Status::internal(error.to_string()))?;
         self.index.store(Arc::new(index));
         self.synced.store(true, Ordering::Release);
         Ok(())

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::Resource;
 
-/// The maximum number of types checked for one rule.
+/// The maximum number of types of one rule; a rule with as many is the last one that counts.
 const MOST_TYPES: usize = 10;
 
 /// `status.typeChecking` of a policy.
@@ -127,7 +127,11 @@ fn matched_resources<'t>(spec: &Value, table: &'t Table) -> Vec<&'t Arc<Resource
             versions.flat_map(move |version| resources().map(move |name| (group, version, name)))
         });
         let all = all.filter_map(|(group, version, name)| table.get(group, version, name));
+        let before = found.len();
         found.extend(all.take(MOST_TYPES));
+        if found.len() - before == MOST_TYPES {
+            break;
+        }
     }
     let key = |resource: &&Arc<Resource>| {
         let names = resource.kind.names();
@@ -194,6 +198,33 @@ mod tests {
                 .1
                 .contains("found no matching overload for '_+_' applied to '(int, string)'")
         );
+    }
+
+    #[test]
+    fn a_rule_with_ten_types_is_the_last_one_that_counts() {
+        let core = [
+            "configmaps",
+            "endpoints",
+            "events",
+            "limitranges",
+            "namespaces",
+            "nodes",
+            "persistentvolumeclaims",
+            "persistentvolumes",
+            "pods",
+            "resourcequotas",
+            "secrets",
+        ];
+        for (count, expected) in [(9, true), (10, false), (11, false)] {
+            let rules = json!([
+                {"apiGroups": [""], "apiVersions": ["v1"], "resources": core[..count].to_vec()},
+                {"apiGroups": ["apps"], "apiVersions": ["v1"], "resources": ["deployments"]}]);
+            let found = warnings(json!({"matchConstraints": {"resourceRules": rules},
+                "validations": [{"expression": "object.nonsense == 1"}]}));
+            assert!(found[0].1.contains("v1, Kind=ConfigMap"), "{found:?}");
+            assert!(!found[0].1.contains("Kind=Secret"), "{found:?}");
+            assert_eq!(found[0].1.contains("Kind=Deployment"), expected, "{count}");
+        }
     }
 
     #[test]

@@ -64,8 +64,7 @@ impl MutatingAdmissionWebhook {
             reinvocation.enter(NAME, object);
         }
         for (place, hook) in hooks {
-            let current = object.as_deref().cloned();
-            let attributes = Attributes::new(given, current.as_ref());
+            let attributes = Attributes::new(given, object.as_deref());
             let Some(matched) = dispatch.find(hook, &attributes).await? else {
                 continue;
             };

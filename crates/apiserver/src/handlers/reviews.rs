@@ -116,6 +116,7 @@ impl ReviewRequest<'_> {
             subresource: "",
             namespace: self.namespace(),
             name,
+            generate_name: "",
             dry_run: self.options.dry_run,
             options: self.options,
             old: None,

@@ -38,6 +38,7 @@ pub(super) async fn connect(request: &mut Request, resource: &Resource) -> Resul
         subresource: &subject.subresource,
         namespace: &subject.namespace,
         name: &subject.name,
+        generate_name: "",
         dry_run: false,
         options: &given,
         old: None,

@@ -31,28 +31,50 @@ pub(crate) async fn create(
             None => again()?,
         };
         write.ensure_namespace_matches(&mut object)?;
-        let prefixed = !meta::text(&object, "generateName").is_empty();
-        let generated = meta::generate_name(&mut object, &*write.core.config.endings);
-        let (name, conflict) = match attempt(write, object, revision).await? {
+        let Collision { name, conflict } = match attempt(write, object, revision).await? {
             Ok(written) => return Ok(written),
-            Err(conflict) => conflict,
+            Err(collision) => collision,
         };
-        if conflict.0 == write.resource.key(&write.namespace, &name) {
+        if conflict.0 == write.resource.key(&write.namespace, &name.text) {
             taken += 1;
-            if !generated || taken == MAX_GENERATED_NAMES {
-                refuse_taken(write, &name, prefixed).await?;
+            if !name.is_generated || taken == MAX_GENERATED_NAMES {
+                refuse_taken(write, &name.text, name.is_prefixed).await?;
             }
         }
         retry.after(conflict).await?;
     }
 }
 
-/// One attempt. The conflict is on the object's own key, or on another key of the transaction.
+/// The name of a new object.
+struct Name {
+    text: String,
+    is_generated: bool,
+    /// Whether the object has a generateName.
+    is_prefixed: bool,
+}
+
+impl Name {
+    fn read(object: &Object, is_generated: bool) -> Self {
+        Self {
+            text: meta::text(object, "name").to_owned(),
+            is_generated,
+            is_prefixed: !meta::text(object, "generateName").is_empty(),
+        }
+    }
+}
+
+/// A conflict on the object's own key, or on another key of the transaction.
+struct Collision {
+    name: Name,
+    conflict: Conflict,
+}
+
+/// One attempt.
 async fn attempt(
     write: &Write,
     mut object: Object,
     revision: Revision,
-) -> Result<Result<Written, (String, Conflict)>, Status> {
+) -> Result<Result<Written, Collision>, Status> {
     let kind = &write.resource.kind;
     let now = write.core.config.clock.now();
     meta::begin(&mut object);
@@ -67,6 +89,8 @@ async fn attempt(
     write
         .admit_mutating(Operation::Create, &mut object, None)
         .await?;
+    // Mutating admission does not see a generated name, and may set one.
+    let is_generated = meta::generate_name(&mut object, &*write.core.config.endings);
     meta::identify(&mut object, created);
     // Admission must not move it to another namespace.
     write.ensure_namespace_matches(&mut object)?;
@@ -85,13 +109,9 @@ async fn attempt(
     let refused = device_claims::authorize(write, &object, None).await;
     validate(write, &object, refused)?;
     policy_parameters::authorize(write, &object, None).await?;
-    let (group, plural) = (&write.resource.group, &write.resource.plural);
-    let unenforced = unenforced::warnings(group, plural, &object, None);
-    for warning in kind.warnings(&object, None).into_iter().chain(unenforced) {
-        write.effects.warn(warning);
-    }
-    let name = meta::text(&object, "name").to_owned();
-    write.authorize_create(&name).await?;
+    warn(write, &object);
+    let name = Name::read(&object, is_generated);
+    write.authorize_create(&name.text).await?;
     write
         .admit_validating(Operation::Create, Some(&object), None)
         .await?;
@@ -102,9 +122,9 @@ async fn attempt(
         .await?;
     let warnings = write.effects.take_warnings();
     if write.dry_run {
-        if standing(write, &name).await?.is_some() {
-            let key = write.resource.key(&write.namespace, &name);
-            return Ok(Err((name, Conflict(key))));
+        if standing(write, &name.text).await?.is_some() {
+            let conflict = Conflict(write.resource.key(&write.namespace, &name.text));
+            return Ok(Err(Collision { name, conflict }));
         }
         // A dry run answers before the check that forbids a resourceVersion on create.
         return Ok(Ok(Written {
@@ -117,15 +137,27 @@ async fn attempt(
         let why = "resourceVersion should not be set on objects to be created";
         return Err(Status::unknown(why));
     }
-    let put = write.put(&name, draft, Precondition::Absent, ops).await?;
+    let put = write
+        .put(&name.text, draft, Precondition::Absent, ops)
+        .await?;
     Ok(match put {
         Ok(entry) => Ok(Written {
             object: entry.object,
             created: true,
             warnings,
         }),
-        Err(conflict) => Err((name, conflict)),
+        Err(conflict) => Err(Collision { name, conflict }),
     })
+}
+
+/// Sends the warnings about a new object.
+fn warn(write: &Write, object: &Object) {
+    let (group, plural) = (&write.resource.group, &write.resource.plural);
+    let unenforced = unenforced::warnings(group, plural, object, None);
+    let warnings = write.resource.kind.warnings(object, None);
+    for warning in warnings.into_iter().chain(unenforced) {
+        write.effects.warn(warning);
+    }
 }
 
 /// Rejects new objects of a definition that is being deleted: its deletion would never complete.

@@ -175,6 +175,7 @@ impl Write {
             subresource: &self.subresource,
             namespace: &self.namespace,
             name,
+            generate_name: "",
             dry_run: self.dry_run,
             options: &self.options,
             old,
@@ -253,7 +254,8 @@ impl Write {
         if self.admitted {
             return Ok(());
         }
-        let name = meta::text(object, "name").to_owned();
+        let text = |key: &str| meta::text(object, key).to_owned();
+        let (name, generate_name) = (text("name"), text("generateName"));
         let (chain, timing) = (&self.core.admission, &self.core.metrics.admission);
         if self.is_scale() {
             let old = old.map(|old| handlers::scale_for_admission(&self.resource, old));
@@ -267,7 +269,10 @@ impl Write {
             }
             return Ok(());
         }
-        let attributes = self.attributes(operation, &name, old);
+        let attributes = Attributes {
+            generate_name: &generate_name,
+            ..self.attributes(operation, &name, old)
+        };
         admission::mutate(chain, timing, &attributes, object).await
     }
 

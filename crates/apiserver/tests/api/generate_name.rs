@@ -95,3 +95,22 @@ async fn a_prefix_beside_a_name_changes_only_the_words() {
     let leaving = "object is being deleted: configmaps \"own\" already exists";
     assert_eq!(refused.json()["message"], leaving);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_mutating_admission_refuses_is_named_by_its_prefix() {
+    let server = server(["aaaaa"]).await;
+    for (metadata, name) in [
+        (json!({"generateName": "web-"}), "web-"),
+        (json!({"name": "web"}), "web"),
+    ] {
+        let pod = json!({"metadata": metadata, "spec": {"serviceAccountName": "none",
+            "containers": [{"name": "a", "image": "b"}]}});
+        let pods = "/api/v1/namespaces/default/pods";
+        let refused = admin(&server, "POST", pods, pod).await;
+        assert_eq!(refused.code, 403, "{}", refused.body);
+        let message = refused.json()["message"].to_string();
+        let expected =
+            format!("\"pods \\\"{name}\\\" is forbidden: error looking up service account");
+        assert!(message.starts_with(&expected), "{message}");
+    }
+}

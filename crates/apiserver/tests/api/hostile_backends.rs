@@ -70,6 +70,15 @@ async fn answers_that_are_no_http_are_a_service_that_cannot_be_reached() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn only_the_status_of_a_probe_is_waited_for() {
+    let server = Server::start().await;
+    let backend = Backend::start(&server, Mode::Modern).await;
+    let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+    backend.set(Mode::Raw(head, Some("8\r\naaaaaaaa\r\n")));
+    backend.install(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_truncated_response_of_a_backend_is_an_error() {
     let (server, backend) = with_backend().await;
     backend.set(Mode::Raw(

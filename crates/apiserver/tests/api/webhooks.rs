@@ -84,6 +84,48 @@ async fn a_validating_webhook_sees_the_request_and_refuses_it_in_its_own_words()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_name_is_generated_between_mutating_and_validating_webhooks() {
+    let server = Server::start().await;
+    let mutating = Hook::start(|review| {
+        let data = &review["request"]["object"]["data"];
+        let reply = match data["name"].as_str() {
+            Some(name) => patched(
+                review,
+                &json!([{"op": "add", "path": "/metadata/name", "value": name}]),
+            ),
+            None => allowed(review, json!({})),
+        };
+        Reply::Json(reply)
+    })
+    .await;
+    let validating = Hook::start(|review| Reply::Json(allowed(review, json!({})))).await;
+    for (mutates, hook) in [(true, &mutating), (false, &validating)] {
+        let hooks = vec![webhook("v.example.com", hook.by_url(), Value::Null)];
+        install(&server, mutates, "names", hooks).await;
+    }
+    for (data, expected) in [
+        (json!({}), None),
+        (json!({"name": "chosen"}), Some("chosen")),
+    ] {
+        let map = json!({"metadata": {"generateName": "web-"}, "data": data});
+        let made = admin(&server, "POST", MAPS, map).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+        let name = made.json()["metadata"]["name"].clone();
+        match expected {
+            Some(expected) => assert_eq!(name, expected),
+            None => assert!(name.as_str().unwrap().starts_with("web-"), "{name}"),
+        }
+        let last = |hook: &Hook| hook.requests().pop().unwrap();
+        let before = last(&mutating);
+        assert_eq!(before["name"], Value::Null);
+        assert_eq!(before["object"]["metadata"]["name"], Value::Null);
+        let after = last(&validating);
+        assert_eq!(after["name"], name);
+        assert_eq!(after["object"]["metadata"]["name"], name);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn mutating_webhooks_change_objects_one_after_the_other() {
     let server = Server::start().await;
     let first = Hook::start(|review| {

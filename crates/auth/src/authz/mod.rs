@@ -85,6 +85,10 @@ pub trait Authorizer: Send + Sync + 'static {
     /// The name in logs.
     fn name(&self) -> &'static str;
     async fn authorize(&self, attributes: &Attributes<'_>) -> Decision;
+    /// Why it allows a request, if it says so.
+    fn reason(&self, _attributes: &Attributes<'_>) -> Option<String> {
+        None
+    }
     /// Starts background work (caches).
     fn start(&self, _context: &lifecycle::Context) {}
 }

@@ -146,6 +146,10 @@ impl Authorizer for Rbac {
         Decision::NoOpinion(index.complaint(attributes.user, attributes.namespace))
     }
 
+    fn reason(&self, attributes: &Attributes<'_>) -> Option<String> {
+        self.index.load().reason(attributes)
+    }
+
     fn start(&self, context: &Context) {
         let changed = Arc::new(Notify::new());
         for kind in KINDS {
