@@ -11,6 +11,7 @@ pub mod kubeconfig;
 mod lenient;
 mod limited;
 pub mod metrics;
+mod proxy;
 mod servers;
 mod transport;
 mod unvectored;

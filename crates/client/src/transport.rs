@@ -29,7 +29,7 @@ use tokio::{net::TcpStream, sync::watch, task::JoinSet};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::{BoxError, ServiceExt};
 
-use crate::{Error, metrics::Counted, servers::Servers, unvectored::Unvectored};
+use crate::{Error, metrics::Counted, proxy::Proxy, servers::Servers, unvectored::Unvectored};
 
 /// The default user agent.
 const AGENT: &str = concat!("mainstay/", env!("CARGO_PKG_VERSION"));
@@ -61,7 +61,7 @@ pub struct Options {
     pub headers: HeaderMap,
     /// Other servers of the same cluster, tried when one does not answer.
     pub servers: Option<Servers>,
-    /// `http://HOST:PORT` of a proxy.
+    /// `http://[USER:PASSWORD@]HOST:PORT` or `socks5://…` of a proxy.
     pub proxy: Option<String>,
     /// Whether to accept `http://` servers: for command line tools only, never for a component.
     pub allow_plaintext: bool,
@@ -72,7 +72,7 @@ pub fn https(server: &str, tls: ClientConfig, options: Options) -> Result<kube::
     let mut base = Base::parse(server, options.token.as_deref(), options.allow_plaintext)?;
     base.headers = options.headers;
     let mut connector = Connect::new(tls, options.server_name)?;
-    connector.proxy = options.proxy.as_deref().map(proxy_address).transpose()?;
+    connector.proxy = options.proxy.as_deref().map(Proxy::parse).transpose()?;
     connector.servers = options.servers;
     let pool = Pool {
         http: open_pool(connector.clone()),
@@ -215,8 +215,7 @@ impl Base {
 struct Connect {
     tls: TlsConnector,
     server_name: Option<ServerName<'static>>,
-    /// Host and port of a proxy.
-    proxy: Option<(String, u16)>,
+    proxy: Option<Proxy>,
     servers: Option<Servers>,
 }
 
@@ -268,14 +267,19 @@ impl Connect {
         let port = uri
             .port_u16()
             .unwrap_or(if is_plaintext { 80 } else { 443 });
-        let (near, near_port) = self.proxy.clone().unwrap_or_else(|| (host.clone(), port));
-        let address = SocketAddr::new(resolve(&near).await?, near_port);
+        let (near, near_port) = match &self.proxy {
+            Some(proxy) => (proxy.host.as_str(), proxy.port),
+            None => (host.as_str(), port),
+        };
+        let address = SocketAddr::new(resolve(near).await?, near_port);
         let mut tcp = tokio::time::timeout(patience, TcpStream::connect(address))
             .await
             .map_err(|_| format!("no connection to {address} within {patience:?}"))??;
         tcp.set_nodelay(true)?;
-        if self.proxy.is_some() {
-            tunnel(&mut tcp, &host, port).await?;
+        if let Some(proxy) = &self.proxy {
+            tokio::time::timeout(patience, proxy.tunnel(&mut tcp, &host, port))
+                .await
+                .map_err(|_| format!("no tunnel through {address} within {patience:?}"))??;
         }
         if is_plaintext {
             return Ok(Stream::Plain(TokioIo::new(Unvectored(tcp))));
@@ -314,44 +318,6 @@ where
             },
             () = tokio::time::sleep(STAGGER), if waiting.len() > 0 => {}
         }
-    }
-}
-
-/// Host and port of `http://HOST[:PORT]`.
-fn proxy_address(proxy: &str) -> Result<(String, u16), Error> {
-    let bad = |why: &str| Error::Server(proxy.to_owned(), why.to_owned());
-    let uri: Uri = proxy.parse().map_err(|error| bad(&format!("{error}")))?;
-    if uri.scheme_str() != Some("http") {
-        return Err(bad("only http:// proxies are supported"));
-    }
-    let host = uri.host().ok_or_else(|| bad("names no host"))?;
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    Ok((host.to_owned(), uri.port_u16().unwrap_or(80)))
-}
-
-/// Asks the proxy for a tunnel to the server.
-async fn tunnel(tcp: &mut TcpStream, host: &str, port: u16) -> Result<(), BoxError> {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    const MAX_ANSWER: usize = 16 << 10;
-    let host = if host.contains(':') {
-        format!("[{host}]")
-    } else {
-        host.to_owned()
-    };
-    let request = format!("CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n");
-    tcp.write_all(request.as_bytes()).await?;
-    let mut answer = Vec::new();
-    while !answer.ends_with(b"\r\n\r\n") {
-        if answer.len() > MAX_ANSWER {
-            return Err("the proxy's answer is too long".into());
-        }
-        answer.push(tcp.read_u8().await?);
-    }
-    let line = String::from_utf8_lossy(&answer);
-    let line = line.lines().next().unwrap_or_default();
-    match line.split(' ').nth(1) {
-        Some("200") => Ok(()),
-        _ => Err(format!("the proxy refused: {line}").into()),
     }
 }
 

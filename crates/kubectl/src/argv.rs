@@ -13,7 +13,14 @@ use crate::{args::Cli, called::Called, commands, duration, record};
 
 /// Replaces underscores in flag names by dashes, and names of flags that mean different flags in
 /// different commands by those of the definitions; up to `--`.
-pub(crate) fn normal(root: &Command, words: Vec<String>) -> Vec<String> {
+pub(crate) fn normal(root: &Command, mut words: Vec<String>) -> Vec<String> {
+    let is_completion = words
+        .get(1)
+        .is_some_and(|word| word.starts_with("__complete"));
+    if is_completion && words.get(2).is_some_and(|word| word != "--") {
+        // What is to be completed is not parsed: `-n` has no value yet.
+        words.insert(2, "--".to_owned());
+    }
     let words = renamed(words, |name| name.replace('_', "-"));
     let called = Called::find(root, &words);
     renamed(words.clone(), |name| called.own_name(name).to_owned())
@@ -36,8 +43,39 @@ fn renamed(mut words: Vec<String>, rename: impl Fn(&str) -> String) -> Vec<Strin
 /// The commands, whose flags are parsed as by Go's pflag.
 pub(crate) fn command() -> Command {
     let root = as_pflag(record::with_flag(Cli::command()));
+    let root = IGNORE_ARGUMENTS.iter().fold(root, |root, path| {
+        let names: Vec<&str> = path.split(' ').collect();
+        with_ignored_arguments(root, &names)
+    });
     let help = commands::help(&root);
     root.help_template(help)
+}
+
+/// Commands that take no arguments and ignore those that are given.
+const IGNORE_ARGUMENTS: &[&str] = &[
+    "alpha",
+    "auth whoami",
+    "cluster-info",
+    "cluster-info dump",
+    "config current-context",
+    "config get-clusters",
+    "config get-users",
+    "events",
+    "kuberc set",
+    "kuberc view",
+    "options",
+    "plugin list",
+    "proxy",
+    "replace",
+];
+
+fn with_ignored_arguments(command: Command, path: &[&str]) -> Command {
+    match path {
+        [] => command.arg(Arg::new("ignored").num_args(0..).hide(true)),
+        [name, rest @ ..] => {
+            command.mut_subcommand(name, |inner| with_ignored_arguments(inner, rest))
+        }
+    }
 }
 
 fn as_pflag(command: Command) -> Command {
@@ -134,6 +172,9 @@ pub(crate) fn path(matches: &ArgMatches) -> String {
 pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
     let mistake = Mistake::new(error, words);
     let is_help_shown = mistake.path == "kubectl certificate";
+    if let Some(code) = mistake.report_number_of_arguments() {
+        return code;
+    }
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             print!("{}", with_shown_names(error.render().to_string()));
@@ -152,6 +193,11 @@ pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
         ErrorKind::MissingSubcommand => {
             let _ = command().print_help();
             return ExitCode::SUCCESS;
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+            if mistake.path == "kubectl rollout" =>
+        {
+            print!("{}", error.render());
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => eprint!("{}", error.render()),
         _ => eprintln!("{}", mistake.message()),
@@ -184,6 +230,46 @@ impl<'a> Mistake<'a> {
         }
     }
 
+    /// The words behind the command.
+    fn arguments(&self) -> String {
+        let root = command();
+        let called = Called::find(&root, self.words);
+        called.arguments(self.words).join(" ")
+    }
+
+    /// Commands that report a wrong number of arguments by their help.
+    fn report_number_of_arguments(&self) -> Option<ExitCode> {
+        let is_about_arguments = match self.error.kind() {
+            ErrorKind::MissingRequiredArgument => true,
+            ErrorKind::UnknownArgument => !self.context(ContextKind::InvalidArg).starts_with('-'),
+            ErrorKind::InvalidSubcommand => true,
+            _ => false,
+        };
+        let name = self.path.strip_prefix("kubectl ")?;
+        let said = match name {
+            "certificate" | "config delete-cluster" | "config delete-context" => None,
+            "config set-credentials" => Some("unexpected"),
+            "config rename-context"
+            | "config set"
+            | "config set-cluster"
+            | "config set-context"
+            | "config unset"
+            | "config use-context" => Some("Unexpected"),
+            _ => return None,
+        };
+        if !is_about_arguments {
+            return None;
+        }
+        print!("{}", help_of(name));
+        Some(match said {
+            None => ExitCode::SUCCESS,
+            Some(said) => {
+                eprintln!("error: {said} args: [{}]", self.arguments());
+                ExitCode::FAILURE
+            }
+        })
+    }
+
     /// 1 of `diff` means that there is a difference.
     fn exit_code(&self) -> ExitCode {
         match self.path.as_str() {
@@ -209,6 +295,9 @@ impl<'a> Mistake<'a> {
         match self.error.kind() {
             ErrorKind::UnknownArgument => self.unknown_argument(),
             ErrorKind::InvalidSubcommand => self.unknown_command(),
+            ErrorKind::ArgumentConflict if self.path == "kubectl apply" => {
+                format!("error: {}", unexpected(&self.path, &self.arguments()))
+            }
             ErrorKind::InvalidValue | ErrorKind::ValueValidation
                 if !self.context(ContextKind::InvalidValue).is_empty() =>
             {
@@ -255,13 +344,17 @@ impl<'a> Mistake<'a> {
                 let word = word_of(self.words, &given);
                 format!("error: unknown shorthand flag: '{letter}' in {word}\n{see}")
             }
-            None => format!("error: {}", unexpected(&self.path, &given)),
+            None => format!("error: {}", unexpected(&self.path, &self.arguments())),
         }
     }
 
     fn unknown_command(&self) -> String {
         let given = self.context(ContextKind::InvalidSubcommand);
-        let mut message = format!("error: {}", unexpected(&self.path, &given));
+        let shown = match self.path.as_str() {
+            "kubectl" => given.clone(),
+            _ => self.arguments(),
+        };
+        let mut message = format!("error: {}", unexpected(&self.path, &shown));
         let near = match self.path.as_str() {
             "kubectl" => suggestions(&given),
             _ => Vec::new(),
@@ -312,6 +405,20 @@ impl<'a> Mistake<'a> {
             ),
         }
     }
+}
+
+/// The help of a command, by its names.
+fn help_of(name: &str) -> String {
+    let mut root = command();
+    root.build();
+    let mut command = &mut root;
+    for word in name.split(' ') {
+        match command.find_subcommand_mut(word) {
+            Some(next) => command = next,
+            None => return String::new(),
+        }
+    }
+    with_shown_names(command.render_help().to_string())
 }
 
 /// The error for flags that must be given.
@@ -418,6 +525,7 @@ fn unexpected(path: &str, given: &str) -> String {
              POD or TYPE/NAME is a required argument for the logs command"
             .to_owned(),
         "kubectl cp" => return "source and destination are required".to_owned(),
+        "kubectl config delete-user" => "user to delete is required".to_owned(),
         "kubectl top node" => "node [NAME | -l label]".to_owned(),
         "kubectl top pod" => "pod [NAME | -l label]".to_owned(),
         "kubectl create secret" | "kubectl create service" => {
@@ -474,6 +582,11 @@ mod tests {
             "kubectl --user=dev get rolebinding x",
             "kubectl delete clusterrolebinding x --user dev",
             "kubectl --profile none get pod debug",
+            "kubectl cluster-info x --context a",
+            "kubectl cluster-info dump x y",
+            "kubectl config get-users x",
+            "kubectl replace -f a b",
+            "kubectl __complete -n",
         ] {
             let parsed = command().try_get_matches_from(words(line));
             assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());

@@ -41,6 +41,25 @@ impl<'a> Called<'a> {
         called
     }
 
+    /// The words behind the command that are neither flags nor their values.
+    pub(crate) fn arguments<'w>(&self, words: &'w [String]) -> Vec<&'w str> {
+        let (mut found, mut is_literal) = (Vec::new(), false);
+        let mut words = words.iter().skip(1);
+        while let Some(word) = words.next() {
+            match word.strip_prefix('-') {
+                _ if is_literal => found.push(word.as_str()),
+                Some("-") => is_literal = true,
+                Some(flag) => {
+                    if self.takes_next_word(flag) {
+                        words.next();
+                    }
+                }
+                None => found.push(word.as_str()),
+            }
+        }
+        found.split_off(self.path.len().min(found.len()))
+    }
+
     /// The command of some names; the longest known beginning of them.
     pub(crate) fn named(root: &'a Command, names: &str) -> Self {
         let mut called = Self::find(root, &[]);
@@ -165,6 +184,23 @@ mod tests {
             Called::named(&root, "create role x").path.join(" "),
             "create role"
         );
+    }
+
+    #[test]
+    fn arguments_are_what_is_neither_a_flag_nor_a_value() {
+        let root = argv::command();
+        for (line, expected) in [
+            (
+                "kubectl config set -n x a b --server=y c",
+                vec!["a", "b", "c"],
+            ),
+            ("kubectl --context x config use-context", vec![]),
+            ("kubectl config nope -v 6 x -- -y", vec!["nope", "x", "-y"]),
+        ] {
+            let words = words(line);
+            let called = Called::find(&root, &words);
+            assert_eq!(called.arguments(&words), expected, "{line}");
+        }
     }
 
     #[test]

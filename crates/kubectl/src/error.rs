@@ -170,7 +170,19 @@ pub(crate) fn io_reason(error: &std::io::Error) -> String {
         std::io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
         std::io::ErrorKind::IsADirectory => "is a directory".to_owned(),
         std::io::ErrorKind::NotADirectory => "not a directory".to_owned(),
-        _ => error.to_string(),
+        _ => without_number(&error.to_string()),
+    }
+}
+
+/// `Address already in use (os error 98)`, as Go writes it.
+fn without_number(error: &str) -> String {
+    let Some((text, _)) = error.split_once(" (os error ") else {
+        return error.to_owned();
+    };
+    let mut letters = text.chars();
+    match letters.next() {
+        Some(first) => first.to_lowercase().chain(letters).collect(),
+        None => String::new(),
     }
 }
 

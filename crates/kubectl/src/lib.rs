@@ -41,7 +41,7 @@ use std::{ffi::OsString, process::ExitCode};
 use clap::FromArgMatches;
 
 pub use commands::completion::COMPLETIONS;
-pub use kubeconfig::context::{add_context, remove_context};
+pub use kubeconfig::context::{add_context, refresh_context, remove_context};
 pub use reference::page as reference;
 
 /// Runs one command; `args` starts with the program's name.

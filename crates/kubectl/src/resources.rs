@@ -357,15 +357,23 @@ pub(crate) fn refused(
     if let Some(error::ServerError(status)) = error.downcast_mut()
         && matches!(status.code, 400 | 404)
     {
-        status.message = format!(
-            "Unable to find \"{}/{}, Resource={}\" that match label selector {:?}, field selector {:?}: {}",
-            resource.group,
-            resource.version,
-            resource.plural,
-            selection.selector.as_deref().unwrap_or_default(),
-            selection.field_selector.as_deref().unwrap_or_default(),
-            status.message
-        );
+        let Resource {
+            group,
+            version,
+            plural,
+            ..
+        } = resource;
+        let listed = format!("\"{group}/{version}, Resource={plural}\"");
+        let text = |selector: &Option<String>| selector.clone().unwrap_or_default();
+        status.message = match (text(&selection.selector), text(&selection.field_selector)) {
+            (labels, fields) if labels.is_empty() && fields.is_empty() => {
+                format!("Unable to list {listed}: {}", status.message)
+            }
+            (labels, fields) => format!(
+                "Unable to find {listed} that match label selector {labels:?}, field selector {fields:?}: {}",
+                status.message
+            ),
+        };
     }
     error
 }

@@ -1,9 +1,10 @@
 //! Connections to containers: exec and attach with the user's terminal, and resolution of pods.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 
 use anyhow::{Context, Result, bail};
 use client::kube::client::Body;
+use futures::StreamExt;
 use serde_json::Value;
 use streaming::{ExitStatus, StreamReader, StreamWriter, client::Handshake};
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -110,6 +111,20 @@ pub(crate) async fn exec(
         &path(pod, "exec", container, command, stdin, false),
     )
     .await
+}
+
+/// Prints the log of a container of the pod at a path.
+pub(crate) async fn print_log(session: &Session, pod: &str, container: Option<&str>) -> Result<()> {
+    let query: Vec<_> = container
+        .map(|name| ("container", name.to_owned()))
+        .into_iter()
+        .collect();
+    let path = with_query(&format!("{pod}/log"), &query);
+    let mut log = Box::pin(session.api.stream(&path, "*/*").await?);
+    while let Some(bytes) = log.next().await {
+        std::io::stdout().write_all(&bytes?)?;
+    }
+    Ok(())
 }
 
 /// How to come back to a container after its session.

@@ -126,6 +126,10 @@ pub(crate) async fn daemon_set(client: &kube::Client, name: &Name) -> Result<Ans
     let object: DaemonSet = get(client, name).await?;
     let status = object.status.clone().unwrap_or_default();
     let misplaced = status.number_misscheduled;
+    let is_current = status.observed_generation == object.metadata.generation;
+    if is_current && status.desired_number_scheduled == 0 && misplaced == 0 {
+        return Ok(on_no_node(&object));
+    }
     let workload = Workload {
         kind: "daemonset",
         name,
@@ -140,6 +144,32 @@ pub(crate) async fn daemon_set(client: &kube::Client, name: &Name) -> Result<Ans
     workload
         .explain(client, &BTreeSet::new(), "DaemonSet")
         .await
+}
+
+/// The explanation of a DaemonSet without any node.
+fn on_no_node(object: &DaemonSet) -> Answer {
+    let pod = object
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.template.spec.as_ref());
+    let labels = pod.and_then(|pod| pod.node_selector.as_ref());
+    let labels: Vec<String> = labels
+        .into_iter()
+        .flatten()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    let cause = match labels.is_empty() {
+        true => "no node matches its affinity, or each has a taint that it does not tolerate",
+        false => {
+            "no node has the labels of its nodeSelector, or each has a taint that it does not tolerate"
+        }
+    };
+    let answer =
+        Answer::new(format!("daemonset/{} is on no node", object.name_any())).because(cause);
+    match labels.is_empty() {
+        true => answer.next("kubectl describe nodes"),
+        false => answer.next(format!("kubectl get nodes -l {}", labels.join(","))),
+    }
 }
 
 pub(crate) async fn job(client: &kube::Client, name: &Name) -> Result<Answer> {
@@ -303,6 +333,21 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_daemon_set_on_no_node_says_which_labels_it_wants() {
+        let object = |pod: serde_json::Value| -> DaemonSet {
+            let spec = serde_json::json!({"selector": {}, "template": {"spec": pod}});
+            let object = serde_json::json!({"metadata": {"name": "a"}, "spec": spec});
+            serde_json::from_value(object).unwrap()
+        };
+        let selective = serde_json::json!({"containers": [], "nodeSelector": {"disk": "ssd"}});
+        let text = on_no_node(&object(selective)).to_string();
+        assert!(text.starts_with("daemonset/a is on no node"), "{text}");
+        assert!(text.contains("-> kubectl get nodes -l disk=ssd"), "{text}");
+        let any = on_no_node(&object(serde_json::json!({"containers": []}))).to_string();
+        assert!(any.contains("affinity"), "{any}");
+    }
 
     #[test]
     fn the_exceeded_quota_is_found_in_the_message() {

@@ -1,8 +1,8 @@
 //! `kubectl diff`: the changes of an apply.
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, io, path::Path, process::Command};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use futures::StreamExt;
 use serde_json::{Value, json};
@@ -101,7 +101,13 @@ impl Diff {
             let mut merged = Some(merged);
             self.hide(&mut live, &mut merged);
             let name = file_name(&target.resource, &target.namespace, &target.name);
-            write(&live_directory.path().join(&name), live.as_ref())?;
+            match (&live, &merged) {
+                // As upstream: an absent object that is masked is null.
+                (None, Some(merged)) if self.masks(merged) => {
+                    fs::write(live_directory.path().join(&name), "null\n")?;
+                }
+                _ => write(&live_directory.path().join(&name), live.as_ref())?,
+            }
             write(&merged_directory.path().join(&name), merged.as_ref())?;
         }
         drop(compared);
@@ -187,12 +193,14 @@ impl Diff {
                 }
             }
         }
-        let is_secret = merged
-            .as_ref()
-            .is_some_and(|object| object["kind"] == "Secret" && object["apiVersion"] == "v1");
-        if is_secret && !self.show_secrets {
+        if merged.as_ref().is_some_and(|object| self.masks(object)) {
             mask(live, merged);
         }
+    }
+
+    /// Whether the values of an object are not shown.
+    fn masks(&self, object: &Value) -> bool {
+        object["kind"] == "Secret" && object["apiVersion"] == "v1" && !self.show_secrets
     }
 }
 
@@ -263,18 +271,25 @@ fn write(path: &Path, object: Option<&Value>) -> Result<()> {
 fn compare(live: &Path, merged: &Path) -> Result<()> {
     let named = std::env::var("KUBECTL_EXTERNAL_DIFF").unwrap_or_default();
     let is_word = |word: &&str| {
-        word.chars()
-            .all(|c| c.is_ascii_alphanumeric() || "-_=./".contains(c))
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-=".contains(c);
+        !word.is_empty() && word.chars().all(is_allowed)
     };
-    let mut words = named.split_whitespace().filter(is_word);
-    let program = words.next().unwrap_or("diff");
+    let mut words = named.split(' ');
+    let program = match words.next() {
+        None | Some("") => "diff",
+        Some(program) => program,
+    };
     let mut command = Command::new(program);
-    command.args(words);
     if named.is_empty() {
         command.args(["-u", "-N"]);
     }
-    let status = command.arg(live).arg(merged).status();
-    let status = status.with_context(|| format!("failed to run {program:?}"))?;
+    command.arg(live).arg(merged).args(words.filter(is_word));
+    let status = command.status().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            anyhow::anyhow!("failed to run {program:?}: executable file not found in $PATH")
+        }
+        _ => anyhow::anyhow!("failed to run {program:?}: {}", error::io_reason(&error)),
+    })?;
     match status.code() {
         Some(0) => Ok(()),
         Some(1) => Err(Quiet(1).into()),

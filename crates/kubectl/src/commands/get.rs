@@ -129,9 +129,14 @@ impl Get {
         Ok(())
     }
 
+    /// The path of `--sort-by`.
+    fn order(&self) -> Option<&str> {
+        self.sort_by.as_deref().filter(|path| !path.is_empty())
+    }
+
     /// Watched objects come in their own order.
     fn warn_of_order(&self) {
-        match (&self.sort_by, self.watch, self.watch_only) {
+        match (self.order(), self.watch, self.watch_only) {
             (Some(_), true, _) => eprintln!(
                 "warning: --watch requested, --sort-by will be ignored for watch events received"
             ),
@@ -254,7 +259,7 @@ impl Get {
     }
 
     async fn ask(&self, session: &Session, ask: &ResourceQuery, accept: &str) -> Result<Value> {
-        let is_sorted_table = accept == TABLE && self.sort_by.is_some();
+        let is_sorted_table = accept == TABLE && self.order().is_some();
         let path = match is_sorted_table {
             true => with_query(&ask.path, &[("includeObject", "Object".into())]),
             false => ask.path.clone(),
@@ -308,10 +313,15 @@ impl Get {
                 }
             };
             if let (Some(path), Some(rows)) = (
-                &self.sort_by,
+                self.order(),
                 answer.pointer_mut("/rows").and_then(Value::as_array_mut),
             ) {
-                sort::by(rows, path, |row| row["object"].clone())?;
+                match sort::by(rows, path, |row| row["object"].clone()) {
+                    Ok(()) => {}
+                    // As upstream: rows of one type that cannot be sorted are not shown.
+                    Err(_) if asks.len() == 1 => rows.clear(),
+                    Err(error) => return Err(error),
+                }
             }
             answers.push((ask.resource.qualified_plural(), ask, answer));
         }
@@ -357,7 +367,7 @@ impl Get {
                 ),
             }
         }
-        if let Some(path) = &self.sort_by {
+        if let Some(path) = self.order() {
             sort::by(&mut objects, path, Clone::clone)?;
         }
         match is_list {
@@ -411,7 +421,7 @@ impl Get {
         };
         let mut first = self.ask(session, ask, accept).await?;
         if let (Some(path), Some(rows)) = (
-            &self.sort_by,
+            self.order(),
             first.pointer_mut("/rows").and_then(Value::as_array_mut),
         ) {
             sort::by(rows, path, |row| row["object"].clone())?;
@@ -457,45 +467,34 @@ impl Get {
 }
 
 impl Screen<'_> {
-    /// A watch ends when the server ends it; it resumes from the last seen version.
+    /// Prints the changes until the server ends the watch.
     async fn watch(
         &mut self,
         session: &Session,
         collection: &str,
         accept: &str,
-        mut version: String,
+        version: String,
     ) -> Result<()> {
-        loop {
-            let path = with_query(
-                collection,
-                &[
-                    ("watch", "true".into()),
-                    ("resourceVersion", version.clone()),
-                ],
-            );
-            let mut events = Box::pin(session.api.watch(&path, accept).await?);
-            while let Some(event) = events.next().await {
-                let event = event?;
-                let object = &event["object"];
-                if event["type"] == "ERROR" {
-                    bail!(
-                        "{}",
-                        object["message"].as_str().unwrap_or("the watch ended")
-                    );
+        let query = [("watch", "true".into()), ("resourceVersion", version)];
+        let path = with_query(collection, &query);
+        let mut events = Box::pin(session.api.watch(&path, accept).await?);
+        while let Some(event) = events.next().await {
+            let event = event?;
+            let object = &event["object"];
+            match str_of(&event["type"]) {
+                "ERROR" => {
+                    let why = object["message"].as_str();
+                    bail!("{}", why.unwrap_or("the watch ended"));
                 }
-                let seen = latest(object);
-                if !seen.is_empty() {
-                    seen.clone_into(&mut version);
-                }
-                if event["type"] != "BOOKMARK" {
-                    self.show(str_of(&event["type"]), object)?;
-                }
+                "BOOKMARK" => {}
+                kind => self.show(kind, object)?,
             }
         }
+        Ok(())
     }
 }
 
-/// The version from which a watch resumes.
+/// The version at which a watch starts.
 fn latest(object: &Value) -> &str {
     let own = str_of(&object["metadata"]["resourceVersion"]);
     match own.is_empty() {

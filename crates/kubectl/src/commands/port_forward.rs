@@ -20,6 +20,7 @@ use tokio::{
 };
 
 use crate::{
+    error::io_reason,
     json::{list, str_of},
     session::Session,
     streams::{pod_of, refused},
@@ -58,10 +59,7 @@ impl PortForward {
         let link = Arc::new(Link {
             connection: Mutex::new((connect(session, &pod).await?, pod.clone())),
         });
-        let mut listeners = Vec::new();
-        for (local, remote) in ports {
-            listeners.extend(self.listen(local, remote).await?);
-        }
+        let listeners = self.listen(&ports).await?;
         // A connection that waits for another pod does not keep others waiting.
         let mut opening = FuturesUnordered::new();
         loop {
@@ -151,40 +149,28 @@ impl PortForward {
         Ok(pairs)
     }
 
-    async fn listen(&self, local: u16, remote: u16) -> Result<Vec<(TcpListener, u16)>> {
-        let mut listeners: Vec<(TcpListener, u16)> = Vec::new();
-        let mut failure = None;
-        let mut chosen = local;
-        for address in &self.address {
-            let addresses: Vec<IpAddr> = match address.as_str() {
-                "localhost" => vec![
-                    [127, 0, 0, 1].into(),
-                    IpAddr::V6(std::net::Ipv6Addr::LOCALHOST),
-                ],
-                text => vec![
-                    text.parse()
-                        .with_context(|| format!("{text} is not a valid IP"))?,
-                ],
-            };
-            for address in addresses {
-                match TcpListener::bind(SocketAddr::new(address, chosen)).await {
-                    Ok(listener) => {
-                        let bound = listener.local_addr()?;
-                        chosen = bound.port();
-                        println!("Forwarding from {bound} -> {remote}");
-                        listeners.push((listener, remote));
-                    }
-                    Err(error) => failure = Some((address, error)),
-                }
+    /// Listens on all addresses for all ports; it is enough if one port can be forwarded.
+    async fn listen(&self, ports: &[(u16, u16)]) -> Result<Vec<(TcpListener, u16)>> {
+        let addresses = addresses(&self.address)?;
+        let (mut listeners, mut tried, mut is_forwarded) = (Vec::new(), Vec::new(), false);
+        for (local, remote) in ports {
+            let mut local = *local;
+            let (opened, failures) = open(&addresses, &mut local, *remote).await;
+            listeners.extend(opened.into_iter().map(|listener| (listener, *remote)));
+            match failures {
+                Some(failures) => eprintln!(
+                    "Unable to listen on port {local}: Listeners failed to create with the following errors: [{failures}]"
+                ),
+                None => is_forwarded = true,
             }
+            tried.push(format!("{{{local} {remote}}}"));
         }
-        match (listeners.is_empty(), failure) {
-            (true, Some((address, error))) => {
-                bail!(
-                    "unable to listen on port {local}: listen tcp {address}:{local}: bind: {error}"
-                )
-            }
-            _ => Ok(listeners),
+        match is_forwarded {
+            true => Ok(listeners),
+            false => bail!(
+                "unable to listen on any of the requested ports: [{}]",
+                tried.join(" ")
+            ),
         }
     }
 
@@ -212,6 +198,75 @@ impl PortForward {
         tokio::spawn(carry(stream, forwarded, remote));
         Ok(())
     }
+}
+
+/// An address to listen on. Of those of localhost one is enough.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Address {
+    text: String,
+    ip: IpAddr,
+    is_of_localhost: bool,
+}
+
+/// The addresses of the flag, each once and in order.
+fn addresses(named: &[String]) -> Result<Vec<Address>> {
+    let mut addresses: Vec<Address> = Vec::new();
+    for name in named {
+        let is_of_localhost = name == "localhost";
+        let texts = match is_of_localhost {
+            true => vec!["127.0.0.1", "::1"],
+            false => vec![name.as_str()],
+        };
+        for text in texts {
+            let ip = text.parse();
+            let ip = ip.with_context(|| format!("{text} is not a valid IP"))?;
+            let known = addresses.iter_mut().find(|known| known.text == text);
+            match known {
+                // Named beside localhost, it must be listened on.
+                Some(known) => known.is_of_localhost &= is_of_localhost,
+                None => addresses.push(Address {
+                    text: text.to_owned(),
+                    ip,
+                    is_of_localhost,
+                }),
+            }
+        }
+    }
+    addresses.sort();
+    Ok(addresses)
+}
+
+/// Listens on the addresses with one port, which is chosen if it is 0, and returns the errors if they matter.
+async fn open(
+    addresses: &[Address],
+    local: &mut u16,
+    remote: u16,
+) -> (Vec<TcpListener>, Option<String>) {
+    let (mut opened, mut failures) = (Vec::new(), Vec::new());
+    let (mut has_localhost, mut is_failed) = (false, false);
+    for address in addresses {
+        let wanted = SocketAddr::new(address.ip, *local);
+        let listening = TcpListener::bind(wanted).await;
+        match listening.and_then(|listener| Ok((listener.local_addr()?, listener))) {
+            Ok((bound, listener)) => {
+                *local = bound.port();
+                println!("Forwarding from {bound} -> {remote}");
+                has_localhost |= address.is_of_localhost;
+                opened.push(listener);
+            }
+            Err(error) => {
+                let family = if wanted.is_ipv4() { "tcp4" } else { "tcp6" };
+                let why = io_reason(&error);
+                is_failed |= !address.is_of_localhost;
+                failures.push(format!(
+                    "unable to create listener: Error listen {family} {wanted}: bind: {why}"
+                ));
+            }
+        }
+    }
+    let needs_localhost = addresses.iter().any(|address| address.is_of_localhost);
+    let is_failed = is_failed || (needs_localhost && !has_localhost);
+    (opened, is_failed.then(|| failures.join(" ")))
 }
 
 async fn carry(mut stream: TcpStream, mut forwarded: streaming::client::Forwarded, remote: u16) {
@@ -334,6 +389,43 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn addresses_are_unique_and_ordered() {
+        let texts = |named: &[&str]| {
+            let named: Vec<String> = named.iter().map(|name| (*name).to_owned()).collect();
+            addresses(&named).map(|addresses| {
+                let texts = addresses
+                    .into_iter()
+                    .map(|one| (one.text, one.is_of_localhost));
+                texts.collect::<Vec<_>>()
+            })
+        };
+        let pair = |text: &str, is_of_localhost| (text.to_owned(), is_of_localhost);
+        assert_eq!(
+            texts(&["localhost", "127.0.0.1", "10.0.0.1"]).unwrap(),
+            [
+                pair("10.0.0.1", false),
+                pair("127.0.0.1", false),
+                pair("::1", true)
+            ]
+        );
+        assert!(texts(&["nope"]).is_err());
+    }
+
+    #[tokio::test]
+    async fn one_address_of_localhost_is_enough_and_all_others_are_required() {
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let required = addresses(&["127.0.0.1".to_owned()]).unwrap();
+        let (opened, failures) = open(&required, &mut port.clone(), 80).await;
+        assert!(opened.is_empty());
+        let expected = format!("listen tcp4 127.0.0.1:{port}: bind: address already in use");
+        assert!(failures.is_some_and(|failures| failures.contains(&expected)));
+        let free = addresses(&["localhost".to_owned()]).unwrap();
+        let (opened, failures) = open(&free, &mut 0, 80).await;
+        assert!(!opened.is_empty() && failures.is_none());
+    }
 
     #[test]
     fn a_pod_that_is_replaced_or_deleted_ends_its_tunnel() {

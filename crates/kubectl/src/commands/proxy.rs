@@ -1,6 +1,11 @@
 //! `kubectl proxy`: the API server on a local port, with the user's credentials.
 
-use std::{convert::Infallible, net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
@@ -145,8 +150,7 @@ impl Proxy {
             );
         }
         if let Some(path) = &self.unix_socket {
-            let _ = std::fs::remove_file(path);
-            let listener = tokio::net::UnixListener::bind(path)?;
+            let listener = listen_unix(path)?;
             println!("Starting to serve on {}", path.display());
             loop {
                 let (stream, _) = listener.accept().await?;
@@ -156,16 +160,23 @@ impl Proxy {
         if u16::try_from(self.port).is_err() {
             bail!("listen tcp: address {}: invalid port", self.port);
         }
-        let address: SocketAddr = match self.address.contains(':') {
-            true => format!("[{}]:{}", self.address.trim_matches(['[', ']']), self.port),
-            false => format!("{}:{}", self.address, self.port),
+        let address: SocketAddr = match self.address.as_str() {
+            "" => format!("[::]:{}", self.port),
+            "localhost" => format!("127.0.0.1:{}", self.port),
+            name if name.contains(':') => {
+                format!("[{}]:{}", name.trim_matches(['[', ']']), self.port)
+            }
+            name => format!("{name}:{}", self.port),
         }
         .parse()
         .with_context(|| format!("{} is not an address", self.address))?;
         let listener = tokio::net::TcpListener::bind(address).await;
         let listener = match listener {
             Ok(listener) => listener,
-            Err(error) => bail!("listen tcp {address}: bind: {error}"),
+            Err(error) => {
+                let why = crate::error::io_reason(&error);
+                bail!("listen tcp {address}: bind: {why}")
+            }
         };
         println!("Starting to serve on {}", listener.local_addr()?);
         loop {
@@ -173,6 +184,24 @@ impl Proxy {
             tokio::spawn(serve(TokioIo::new(stream), server.clone()));
         }
     }
+}
+
+/// Listens on a socket that only the user can connect to. One that is left over is replaced, another file is not.
+fn listen_unix(path: &Path) -> Result<tokio::net::UnixListener> {
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+    if std::fs::metadata(path).is_ok_and(|known| known.file_type().is_socket()) {
+        std::fs::remove_file(path)?;
+    }
+    let failed = |error: std::io::Error| {
+        let why = crate::error::io_reason(&error);
+        anyhow::anyhow!("listen unix {}: bind: {why}", path.display())
+    };
+    let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    let listener = tokio::net::UnixListener::bind(path);
+    rustix::process::umask(mask);
+    let listener = listener.map_err(failed)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
 }
 
 async fn serve<I>(io: I, server: Arc<Server>)
@@ -330,6 +359,24 @@ fn cleaned(path: &str) -> String {
     format!("/{}{end}", parts.join("/"))
 }
 
+/// The type of a file of a page, by its name.
+fn content_type(path: &Path) -> Option<&'static str> {
+    Some(match path.extension()?.to_str()? {
+        "css" => "text/css; charset=utf-8",
+        "gif" => "image/gif",
+        "htm" | "html" => "text/html; charset=utf-8",
+        "jpeg" | "jpg" => "image/jpeg",
+        "js" | "mjs" => "text/javascript; charset=utf-8",
+        "json" => "application/json",
+        "png" => "image/png",
+        "svg" => "image/svg+xml",
+        "txt" => "text/plain; charset=utf-8",
+        "wasm" => "application/wasm",
+        "xml" => "text/xml; charset=utf-8",
+        _ => return None,
+    })
+}
+
 /// A redirect to the clean path, as Go's servers send.
 fn moved(path: &str, query: &str) -> Answer {
     let location: Vec<String> = path.split('/').map(crate::discovery::encode).collect();
@@ -361,8 +408,15 @@ fn static_file(directory: &std::path::Path, file: &str) -> Answer {
     } else {
         path
     };
-    match is_inside.then(|| std::fs::read(path)) {
-        Some(Ok(bytes)) => Response::new(Either::Right(Full::new(bytes.into()))),
+    match is_inside.then(|| std::fs::read(&path)) {
+        Some(Ok(bytes)) => {
+            let mut response = Response::new(Either::Right(Full::new(bytes.into())));
+            if let Some(kind) = content_type(&path) {
+                let value = http::HeaderValue::from_static(kind);
+                response.headers_mut().insert(header::CONTENT_TYPE, value);
+            }
+            response
+        }
         _ => plain(StatusCode::NOT_FOUND, "404 page not found"),
     }
 }
@@ -470,5 +524,21 @@ mod tests {
             answer.push(caller.read_u8().await.unwrap());
         }
         assert!(answer.starts_with(b"HTTP/1.1 101 "));
+    }
+
+    #[tokio::test]
+    async fn a_socket_is_the_users_alone_and_replaces_no_other_file() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        for _ in 0..2 {
+            let _listener = listen_unix(&path).unwrap();
+            let mode = path.metadata().unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+        }
+        let file = directory.path().join("file");
+        std::fs::write(&file, "text").unwrap();
+        assert!(listen_unix(&file).is_err());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "text");
     }
 }

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use futures::StreamExt;
 use serde_json::{Value, json};
 
 use crate::{
@@ -43,8 +42,8 @@ pub(super) fn is_reference(text: &str) -> bool {
 /// Flags of `run`.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
-    /// Name of the pod
-    name: Option<String>,
+    /// NAME [ARG…]: the pod, and arguments of its container
+    words: Vec<String>,
     /// The image for the container to run
     #[arg(long)]
     image: Option<String>,
@@ -127,10 +126,16 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// The name and the arguments, also those behind `--`.
+    fn all_words(&self) -> impl Iterator<Item = &String> {
+        self.words.iter().chain(&self.args)
+    }
+
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let name = self
-            .name
-            .clone()
+            .all_words()
+            .next()
+            .cloned()
             .ok_or_else(|| match self.image.is_none() {
                 true => anyhow::anyhow!("required flag(s) \"image\" not set"),
                 false => error::usage("run", "NAME is required for run"),
@@ -243,8 +248,9 @@ impl Run {
             metadata["annotations"][key] = json!(value);
         }
         let mut container = json!({"name": name, "image": self.image});
-        if !self.args.is_empty() {
-            container[if self.command { "command" } else { "args" }] = json!(self.args);
+        let args: Vec<&String> = self.all_words().skip(1).collect();
+        if !args.is_empty() {
+            container[if self.command { "command" } else { "args" }] = json!(args);
         }
         if let Some(port) = self.port.as_ref().filter(|port| !port.is_empty()) {
             container["ports"] = json!([{"containerPort": port_number(port)?}]);
@@ -347,10 +353,10 @@ impl Run {
                     "warning: couldn't attach to pod/{}, falling back to streaming logs: {error:#}",
                     target.name
                 );
-                self.print_log(session, &target).await?;
+                streams::print_log(session, &target.path(), None).await?;
             }
         } else {
-            self.print_log(session, &target).await?;
+            streams::print_log(session, &target.path(), None).await?;
         }
         if self.leave_stdin_open || self.restart == "Always" {
             return Ok(());
@@ -388,16 +394,6 @@ impl Run {
                 error::message(&error)
             ),
         }
-    }
-
-    async fn print_log(&self, session: &Session, target: &resources::Target) -> Result<()> {
-        use std::io::Write;
-        let path = format!("{}/log", target.path());
-        let mut log = Box::pin(session.api.stream(&path, "*/*").await?);
-        while let Some(bytes) = log.next().await {
-            std::io::stdout().write_all(&bytes?)?;
-        }
-        Ok(())
     }
 
     /// Deletes the pod, and the service if there is one.

@@ -100,8 +100,17 @@ impl Connection {
         Resolved {
             user_name: &name_of(&global.user, "user"),
             user: &connection.user,
+            exec: if has_credential_flag(global) {
+                &empty
+            } else {
+                &user["exec"]
+            },
+            has_password: ["username", "password"]
+                .iter()
+                .any(|field| !str_of(&user[*field]).is_empty()),
             cluster_name: &name_of(&global.cluster, "cluster"),
             cluster: &connection.cluster,
+            proxy: str_of(&cluster["proxy-url"]),
             impersonates_nobody: Impersonation::new(user, global).is_of_nobody(),
         }
         .check()?;

@@ -27,10 +27,32 @@ pub fn add_context(file: &Path, text: &str, names: &[String]) -> Result<(String,
     })?;
     let mut config = before.clone();
     add(&mut config, &cluster, name);
+    if str_of(&config["current-context"]).is_empty() {
+        config["current-context"] = json!(name);
+    }
     if config != before {
         write_file(file, &config)?;
     }
     Ok((name.clone(), config["current-context"] == name.as_str()))
+}
+
+/// Brings what [`add_context`] added up to date. A file from which the user removed it stays as it is.
+pub fn refresh_context(file: &Path, text: &str, names: &[String]) -> Result<()> {
+    let cluster: Value = serde_saphyr::from_str(text).context("the cluster's kubeconfig")?;
+    let before = read_regular_file(file)?;
+    let is_there = |name: &&String| {
+        entry(&before, "contexts", name).is_some()
+            && entry(&before, "clusters", name).is_some()
+            && !is_of_another(&before, &cluster, name)
+    };
+    let mut config = before.clone();
+    for name in names.iter().filter(is_there) {
+        add(&mut config, &cluster, name);
+    }
+    if config != before {
+        write_file(file, &config)?;
+    }
+    Ok(())
 }
 
 /// Removes what [`add_context`] added under one of the names, if it still is the cluster of the
@@ -68,9 +90,6 @@ fn add(config: &mut Value, cluster: &Value, name: &str) {
     set_entry(config, "contexts", name, context);
     for (section, inner) in [("clusters", "cluster"), ("users", "user")] {
         set_entry(config, section, name, cluster[section][0][inner].clone());
-    }
-    if str_of(&config["current-context"]).is_empty() {
-        config["current-context"] = json!(name);
     }
 }
 

@@ -10,7 +10,10 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::json::{list, str_of};
+use crate::{
+    error::{Plain, io_reason},
+    json::{list, str_of},
+};
 
 /// The credentials from a plugin.
 #[derive(Debug, Default)]
@@ -59,20 +62,34 @@ pub(crate) fn credential(exec: &Value, cluster: &Value, server: &str) -> Result<
         Stdio::null()
     });
     command.stderr(Stdio::inherit());
-    let output = command.output().with_context(|| {
-        let hint = str_of(&exec["installHint"]);
-        match hint {
-            "" => format!("getting credentials: exec: executable {program} not found"),
-            hint => {
-                format!("getting credentials: exec: executable {program} not found\n\n{hint}\n")
-            }
-        }
+    let output = command.output().map_err(|error| {
+        let why = match program.contains('/') {
+            true => format!("exec: fork/exec {program}: {}", io_reason(&error)),
+            false => format!("exec: executable {program} not found"),
+        };
+        let hint = match str_of(&exec["installHint"]) {
+            "" => String::new(),
+            // It says how to install a program that is not on the PATH.
+            _ if program.contains('/') => String::new(),
+            hint => format!("\n\n{hint}\n"),
+        };
+        failed(&format!("{why}{hint}"))
     })?;
     if !output.status.success() {
         let code = output.status.code().unwrap_or(1);
-        bail!("getting credentials: exec: executable {program} failed with exit code {code}");
+        return Err(failed(&format!(
+            "exec: executable {program} failed with exit code {code}"
+        )));
     }
     read(&output.stdout, version)
+}
+
+/// The error of a connection that has no credentials.
+fn failed(why: &str) -> anyhow::Error {
+    Plain(format!(
+        "Unable to connect to the server: getting credentials: {why}"
+    ))
+    .into()
 }
 
 /// The ExecCredential passed to the plugin.

@@ -130,7 +130,15 @@ fn parse(path: &Path, text: std::io::Result<String>) -> Result<Value> {
     let text = match text {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(json!({})),
-        Err(error) => bail!("error loading config file \"{}\": {error}", path.display()),
+        Err(error) => {
+            let shown = path.display();
+            let verb = match error.kind() {
+                std::io::ErrorKind::IsADirectory => "read",
+                _ => "open",
+            };
+            let why = crate::error::io_reason(&error);
+            bail!("error loading config file \"{shown}\": {verb} {shown}: {why}")
+        }
     };
     if text.trim().is_empty() {
         return Ok(json!({}));
@@ -145,14 +153,9 @@ fn parse(path: &Path, text: std::io::Result<String>) -> Result<Value> {
             path.display()
         )
     })?;
-    if value["kind"] != "Config" && !value["kind"].is_null() {
-        bail!(
-            "error loading config file \"{}\": no kind {} is registered for version {}",
-            path.display(),
-            value["kind"],
-            value["apiVersion"]
-        );
-    }
+    check_type(&value).map_err(|why| {
+        anyhow::anyhow!("error loading config file \"{}\": {why}", path.display())
+    })?;
     match value {
         Value::Object(_) => Ok(value),
         Value::Null => Ok(json!({})),
@@ -161,6 +164,38 @@ fn parse(path: &Path, text: std::io::Result<String>) -> Result<Value> {
             path.display()
         ),
     }
+}
+
+/// Whether a document is a kubeconfig of the only version, and its lists are lists.
+fn check_type(config: &Value) -> Result<()> {
+    let text = |field: &str, usual: &'static str| match str_of(&config[field]) {
+        "" => usual.to_owned(),
+        text => text.to_owned(),
+    };
+    let (kind, version) = (text("kind", "Config"), text("apiVersion", "v1"));
+    if kind != "Config" || version != "v1" {
+        bail!(
+            "no kind {kind:?} is registered for version {version:?} in scheme \"k8s.io/client-go/tools/clientcmd/api/latest/latest.go:50\""
+        );
+    }
+    let kinds = [
+        ("clusters", "NamedCluster"),
+        ("contexts", "NamedContext"),
+        ("users", "NamedAuthInfo"),
+    ];
+    for (section, kind) in kinds {
+        let found = match &config[section] {
+            Value::Null | Value::Array(_) => continue,
+            Value::String(_) => "string",
+            Value::Bool(_) => "bool",
+            Value::Number(_) => "number",
+            Value::Object(_) => "object",
+        };
+        bail!(
+            "json: cannot unmarshal {found} into Go struct field Config.{section} of type []v1.{kind}"
+        );
+    }
+    Ok(())
 }
 
 /// All files merged: the first that defines a name or sets a value wins.
@@ -288,9 +323,13 @@ pub(crate) fn remove_entry(config: &mut Value, section: &str, name: &str) -> boo
     entries.len() < before
 }
 
-/// Writes a file that only its owner can read, atomically.
+/// Writes a file atomically: a new one is readable by its owner only, another keeps its owner and permissions, also if
+/// root changes the file of a user.
 pub(crate) fn write_file(path: &Path, config: &Value) -> Result<()> {
-    use std::{io::Write, os::unix::fs::OpenOptionsExt};
+    use std::{
+        io::Write,
+        os::unix::fs::{MetadataExt, OpenOptionsExt, fchown},
+    };
     if let Some(directory) = path
         .parent()
         .filter(|directory| !directory.as_os_str().is_empty())
@@ -311,6 +350,14 @@ pub(crate) fn write_file(path: &Path, config: &Value) -> Result<()> {
         .mode(0o600)
         .open(&temporary);
     let written = opened.and_then(|mut file| {
+        if let Ok(known) = std::fs::metadata(&target) {
+            let own = file.metadata()?;
+            if (own.uid(), own.gid()) != (known.uid(), known.gid()) {
+                // Only root may give files away.
+                let _ = fchown(&file, Some(known.uid()), Some(known.gid()));
+            }
+            file.set_permissions(known.permissions())?;
+        }
         file.write_all(text.as_bytes())?;
         std::fs::rename(&temporary, &target)
     });
@@ -346,6 +393,51 @@ mod tests {
             "/x/ca.pem"
         );
         assert_eq!(entry(&merged, "clusters", "b").unwrap()["server"], "t");
+    }
+
+    #[test]
+    fn documents_that_are_no_kubeconfig_are_refused() {
+        for (text, expected) in [
+            ("apiVersion: v1\nkind: Config", None),
+            ("clusters: []", None),
+            (
+                "apiVersion: v2",
+                Some("no kind \"Config\" is registered for version \"v2\""),
+            ),
+            (
+                "kind: Pod",
+                Some("no kind \"Pod\" is registered for version \"v1\""),
+            ),
+            (
+                "users: {}",
+                Some("cannot unmarshal object into Go struct field Config.users"),
+            ),
+        ] {
+            let error = check_type(&file(text)).err().map(|error| error.to_string());
+            assert_eq!(error.is_some(), expected.is_some(), "{text}");
+            assert!(
+                error
+                    .unwrap_or_default()
+                    .contains(expected.unwrap_or_default()),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_keeps_its_owner_and_permissions() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config");
+        write_file(&path, &json!({})).unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().mode() & 0o777;
+        assert_eq!(mode(&path), 0o600);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        let is_root = chown(&path, Some(54_321), Some(54_322)).is_ok();
+        write_file(&path, &json!({"current-context": "a"})).unwrap();
+        assert_eq!(mode(&path), 0o640);
+        let metadata = path.metadata().unwrap();
+        assert!(!is_root || (metadata.uid(), metadata.gid()) == (54_321, 54_322));
     }
 
     #[test]

@@ -185,6 +185,7 @@ impl Target {
             }
             if is_selected {
                 self.copy(&mut resource.object, value)?;
+                make_texts(&mut resource.object);
             }
         }
         Ok(())
@@ -259,6 +260,17 @@ impl Target {
     }
 }
 
+/// Annotations are text, also those that were created from a number.
+fn make_texts(object: &mut Value) {
+    let annotations = object.pointer_mut("/metadata/annotations");
+    let annotations = annotations.and_then(Value::as_object_mut);
+    for value in annotations.into_iter().flat_map(|all| all.values_mut()) {
+        if value.is_number() || value.is_boolean() {
+            *value = json!(value.to_string());
+        }
+    }
+}
+
 /// A scalar keeps its type: strings stay strings, other types are parsed as YAML.
 fn retyped(field: &Value, text: &str) -> Value {
     if field.is_string() {
@@ -313,6 +325,13 @@ mod tests {
         ))
         .unwrap();
         assert_eq!(out[1]["metadata"]["annotations"]["a.b/c"], "c");
+        let out = replaced(entry(
+            json!({"kind": "ConfigMap", "fieldPath": "data.n"}),
+            json!({"fieldPaths": ["metadata.annotations.n", "spec.n"], "options": {"create": true}}),
+        ))
+        .unwrap();
+        assert_eq!(out[1]["metadata"]["annotations"]["n"], "3");
+        assert_eq!(out[1]["spec"]["n"], 3);
     }
 
     #[test]

@@ -65,9 +65,9 @@ impl Columns {
         }
     }
 
-    /// The lines of an object or a list.
-    pub(crate) fn render(&self, object: &Value, is_first: bool) -> String {
-        let mut lines = String::new();
+    /// The lines of an object or a list, up to one that has an error.
+    pub(crate) fn render(&self, object: &Value, is_first: bool) -> (String, Result<()>) {
+        let (mut lines, mut failure) = (String::new(), Ok(()));
         let mut push = |cells: Vec<String>| {
             lines.push_str(&cells.join("\t"));
             lines.push('\n');
@@ -81,16 +81,24 @@ impl Columns {
             );
         }
         super::each(object, |object| {
-            let cell = |(_, path): &(String, Template)| {
-                let texts: Vec<String> = path.values(object).iter().map(cell_text).collect();
-                match texts.is_empty() {
+            if failure.is_err() {
+                return;
+            }
+            let cell = |(_, path): &(String, Template)| -> Result<String> {
+                let values = path.try_values(object)?;
+                let texts: Vec<String> = values.iter().map(cell_text).collect();
+                Ok(match texts.is_empty() {
                     true => "<none>".to_owned(),
                     false => texts.join(","),
-                }
+                })
             };
-            push(self.columns.iter().map(cell).collect());
+            let cells: Result<Vec<String>> = self.columns.iter().map(cell).collect();
+            match cells {
+                Ok(cells) => push(cells),
+                Err(error) => failure = Err(error),
+            }
         });
-        self.writer.borrow_mut().align(&lines)
+        (self.writer.borrow_mut().align(&lines), failure)
     }
 }
 
@@ -113,14 +121,20 @@ mod tests {
             {"metadata": {"name": "a"}, "n": [1, 2], "m": {"x": 1}}, {"metadata": {"name": "longer"}}]});
         let columns = Columns::parse("NAME:.metadata.name,N:{.n[*]},M:m").unwrap();
         assert_eq!(
-            columns.render(&list, true),
+            columns.render(&list, true).0,
             "NAME     N        M\na        1,2      map[x:1]\nlonger   <none>   <none>\n"
         );
         let file = Columns::parse_file("NAME N\nmetadata.name .n\n").unwrap();
         assert_eq!(
-            file.render(&list, false),
+            file.render(&list, false).0,
             "a        [1 2]\nlonger   <none>\n"
         );
+        let empty = Columns::parse("A:,B:.metadata.name").unwrap();
+        let first = &list["items"][0];
+        assert_eq!(empty.render(first, false).0, "<none>   a\n");
+        let (lines, failure) = Columns::parse("A:.n[7]").unwrap().render(&list, true);
+        assert_eq!(lines, "A\n");
+        assert!(failure.unwrap_err().to_string().contains("out of bounds"));
         assert!(Columns::parse("NAME").is_err());
         assert!(Columns::parse_file("A B\n.x").is_err());
     }

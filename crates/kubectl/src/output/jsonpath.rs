@@ -11,21 +11,19 @@ use crate::json;
 pub(crate) struct Template(jsonpath::Template, bool);
 
 impl Template {
-    /// Parses a template; a bare path may omit the braces.
+    /// Parses a template.
     pub(crate) fn parse(text: &str) -> Result<Self> {
-        let bare = !text.contains('{') && (text.starts_with('.') || text.starts_with('$'));
-        let read = match bare {
-            true => jsonpath::Template::path(text),
-            false => jsonpath::Template::parse(text),
-        };
-        let template =
-            read.map_err(|error| anyhow::anyhow!("error parsing jsonpath {text}, {error:#}"))?;
+        let template = jsonpath::Template::parse(text)
+            .map_err(|error| anyhow::anyhow!("error parsing jsonpath {text}, {error:#}"))?;
         Ok(Self(template, false))
     }
 
     /// Parses one path with or without braces and the first dot: `metadata.name`,
     /// `{.metadata.name}`.
     pub(crate) fn relaxed(text: &str) -> Result<Self> {
+        if text.is_empty() {
+            return Self::parse("");
+        }
         let inner = text
             .strip_prefix('{')
             .and_then(|rest| rest.strip_suffix('}'))
@@ -57,14 +55,20 @@ impl Template {
         Ok(found.into_iter().map(part).collect())
     }
 
-    /// The results as a JSON list.
+    /// The results of each part as a JSON list.
     pub(crate) fn render_json(&self, document: &Value) -> Result<String> {
         let found = self.0.find(document).context("error executing jsonpath")?;
-        let values: Vec<Value> = found.into_iter().flatten().map(Found::into_value).collect();
-        Ok(format!(
-            "{}\n",
-            json::indented(&json::sorted(&Value::Array(values)))
-        ))
+        let list = |part: Vec<Found<'_, Value>>| {
+            let values = part.into_iter().map(Found::into_value).collect();
+            format!("{}\n", json::indented(&json::sorted(&Value::Array(values))))
+        };
+        Ok(found.into_iter().map(list).collect())
+    }
+
+    /// The values at its paths; empty if they do not exist, an error if the path cannot be followed.
+    pub(crate) fn try_values(&self, document: &Value) -> Result<Vec<Value>> {
+        let all = self.0.find(document)?.into_iter().flatten();
+        Ok(all.map(Found::into_value).collect())
     }
 
     /// The values at its paths; empty if they do not exist.
@@ -99,7 +103,7 @@ mod tests {
                 {"metadata": {"name": "b"}, "n": 5, "ip": ["3"]}]});
         for (template, expected) in [
             ("{.kind}", "List"),
-            (".kind", "List"),
+            (".kind", ".kind"),
             ("{.items[*].metadata.name}", "a b"),
             ("{.items[0].metadata.name}", "a"),
             ("{.items[-1].metadata.name}", "b"),

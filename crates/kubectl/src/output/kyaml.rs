@@ -89,10 +89,10 @@ fn quoted(out: &mut String, text: &str, level: Option<usize>) {
             '"' => out.push_str("\\\""),
             '\\' => out.push_str("\\\\"),
             '\r' => out.push_str("\\r"),
-            c if (c as u32) < 0x20 || c as u32 == 0x7f => {
-                out.push_str(&format!("\\x{:02x}", c as u32))
-            }
-            c => out.push(c),
+            c => match escape(c) {
+                Some(escaped) => out.push_str(&escaped),
+                None => out.push(c),
+            },
         }
     }
     if let Some(level) = fold {
@@ -102,6 +102,32 @@ fn quoted(out: &mut String, text: &str, level: Option<usize>) {
         indent(out, level);
     }
     out.push('"');
+}
+
+/// A character that YAML writes as an escape, or that cannot be seen.
+fn escape(c: char) -> Option<String> {
+    let named = [
+        ('\x07', "\\a"),
+        ('\x08', "\\b"),
+        ('\x0b', "\\v"),
+        ('\x0c', "\\f"),
+        ('\x1b', "\\e"),
+        ('\u{a0}', "\\_"),
+        ('\u{2028}', "\\L"),
+        ('\u{2029}', "\\P"),
+    ];
+    if let Some((_, name)) = named.iter().find(|(known, _)| *known == c) {
+        return Some((*name).to_owned());
+    }
+    // What Rust shows as its number has no glyph; marks are combined with what is before them.
+    let is_hidden = c.escape_debug().to_string().starts_with("\\u{");
+    match u32::from(c) {
+        code @ (0..0x20 | 0x7f) => Some(format!("\\x{code:02x}")),
+        0x0300..=0x036f => None,
+        code @ 0x80..=0xffff if is_hidden => Some(format!("\\u{code:04x}")),
+        code if is_hidden => Some(format!("\\U{code:08x}")),
+        _ => None,
+    }
 }
 
 fn needs_quotes(key: &str) -> bool {
@@ -130,6 +156,17 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn characters_without_a_glyph_are_escaped() {
+        let mut out = String::new();
+        quoted(
+            &mut out,
+            "\x07\x1b\x02~\u{a0}\u{2028}\u{feff}\u{200b}\u{e000}é日😀",
+            None,
+        );
+        assert_eq!(out, "\"\\a\\e\\x02~\\_\\L\\ufeff\\u200b\\ue000é日😀\"");
+    }
 
     #[test]
     fn objects_are_printed_in_flow_style() {

@@ -243,7 +243,14 @@ impl Printer {
             Format::JsonPath(template) => template.render(object)?,
             Format::JsonPathAsJson(template) => template.render_json(object)?,
             Format::GoTemplate(template) => template.render(object)?,
-            Format::Columns(columns) => columns.render(object, before == 0),
+            Format::Columns(columns) => {
+                let (lines, failure) = columns.render(object, before == 0);
+                if failure.is_err() {
+                    print!("{lines}");
+                }
+                failure?;
+                lines
+            }
         })
     }
 }

@@ -371,7 +371,9 @@ fn is_float(text: &str) -> bool {
         !e.is_empty() && digits(e)
     });
     let has_digit = !whole.is_empty() || (!fraction.is_empty() && mantissa.contains('.'));
-    exponent_ok && has_digit && digits(whole) && digits(fraction)
+    // What is too large for a float is a string.
+    let is_finite = || rest.parse::<f64>().is_ok_and(f64::is_finite);
+    exponent_ok && has_digit && digits(whole) && digits(fraction) && is_finite()
 }
 
 /// Dates, and dates with a time.

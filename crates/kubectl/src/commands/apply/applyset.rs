@@ -66,7 +66,11 @@ impl ApplySet {
         let (kind, name) = reference.split_once('/').unwrap_or(("secrets", reference));
         let resource = match name {
             "" => Err(anyhow!("name cannot be blank")),
-            _ => session.discovery.resolve(kind).await,
+            _ => {
+                let (plural, group) = kind.split_once('.').unwrap_or((kind, ""));
+                let resolved = session.discovery.resolve(kind).await;
+                resolved.map_err(|_| anyhow!("no matches for {group}/, Resource={plural}"))
+            }
         };
         let resource =
             resource.map_err(|why| anyhow!("invalid parent reference {reference:?}: {why}"))?;

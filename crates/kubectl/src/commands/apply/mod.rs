@@ -101,7 +101,7 @@ impl Apply {
             Some(LastApplied::ViewLastApplied(command)) => return command.run(session).await,
             None => {}
         }
-        let mut set = match &self.applyset {
+        let mut set = match self.applyset.as_ref().filter(|set| !set.is_empty()) {
             Some(reference) => Some(ApplySet::parse(session, reference).await?),
             None => None,
         };
@@ -216,7 +216,7 @@ impl Apply {
         if self.how.force {
             bail!("--force cannot be used with --prune");
         }
-        if self.applyset.is_some() {
+        if self.applyset.as_ref().is_some_and(|set| !set.is_empty()) {
             let others = [
                 ("all", self.all),
                 ("selector", self.selection.selector.is_some()),

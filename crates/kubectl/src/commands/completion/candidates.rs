@@ -25,6 +25,8 @@ const WITH_PODS: [&str; 8] = [
 ];
 const NO_SPACE: u8 = 2;
 const NO_FILES: u8 = 4;
+/// The lines are endings of files.
+const ENDINGS: u8 = 8;
 
 /// Candidates, and what the shell does after them.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -38,7 +40,9 @@ impl Found {
     pub(super) fn directive_name(&self) -> &'static str {
         match self.directive {
             0 => "ShellCompDirectiveDefault",
+            NO_SPACE => "ShellCompDirectiveNoSpace",
             NO_FILES => "ShellCompDirectiveNoFileComp",
+            ENDINGS => "ShellCompDirectiveFilterFileExt",
             _ => "ShellCompDirectiveNoSpace, ShellCompDirectiveNoFileComp",
         }
     }
@@ -62,6 +66,13 @@ pub(super) async fn find(global: &Global, words: &[String], has_prefix: bool) ->
     match &words.wanted {
         Wanted::Nothing => {}
         Wanted::File => found.directive = 0,
+        // Our scripts let the shell complete files.
+        Wanted::FileWithEnding(_) if has_prefix => found.directive = 0,
+        Wanted::FileWithEnding(endings) => {
+            let lines = endings.iter().map(|&ending| ending.to_owned()).collect();
+            let directive = ENDINGS;
+            return Found { lines, directive };
+        }
         Wanted::Given(lines) => found.lines.clone_from(lines),
         Wanted::Context => found.lines = named(&global, "contexts"),
         Wanted::Cluster => found.lines = named(&global, "clusters"),
@@ -111,6 +122,7 @@ async fn ask(session: &Session, words: &Words, wanted: &Wanted) -> Found {
         (Wanted::Pod(ThenWanted::Port), Some(target)) if words.arguments.len() == 1 => {
             found.lines = ports(session, target, &words.typed).await;
         }
+        (Wanted::CopySource, _) => found = copy_sources(session, &words.typed).await,
         (Wanted::Pod(_), None) => found = pods(session, &words.typed).await,
         (Wanted::Objects { types, is_repeated }, _) => {
             found = objects(session, words, types, *is_repeated).await;
@@ -153,6 +165,51 @@ async fn pods(session: &Session, typed: &str) -> Found {
     };
     lines.extend(WITH_PODS.map(|kind| format!("{kind}/")));
     Found { lines, directive }
+}
+
+/// Namespaces, pods and files that begin with what is typed.
+async fn copy_sources(session: &Session, typed: &str) -> Found {
+    let mut lines = Vec::new();
+    if typed.starts_with(['/', '.', '~']) || typed.contains(':') {
+        // A local path, or one in a container.
+    } else if let Some((namespace, _)) = typed.split_once('/') {
+        let path = format!(
+            "/api/v1/namespaces/{}/pods",
+            crate::discovery::encode(namespace)
+        );
+        let pods = session.api.items(&path).await.unwrap_or_default();
+        let pods = pods.iter().map(|pod| str_of(&pod["metadata"]["name"]));
+        lines.extend(pods.map(|pod| format!("{namespace}/{pod}:")));
+    } else {
+        let namespaces = names(session, "namespaces").await;
+        lines.extend(namespaces.iter().map(|name| format!("{name}/")));
+        let pods = names(session, "pods").await;
+        lines.extend(pods.iter().map(|name| format!("{name}:")));
+        lines.retain(|line| line.starts_with(typed));
+        match typed {
+            "" => lines.extend(["./".to_owned(), "/".to_owned()]),
+            _ if lines.is_empty() => {}
+            _ => lines.extend(local_files()),
+        }
+    }
+    let directive = NO_SPACE;
+    Found { lines, directive }
+}
+
+/// The files of the current directory in the order of their names.
+fn local_files() -> Vec<String> {
+    let entries = std::fs::read_dir(".").into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .map(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                true => format!("{name}/"),
+                false => name,
+            }
+        })
+        .collect();
+    names.sort();
+    names
 }
 
 /// Types, and after a type the names of its objects.

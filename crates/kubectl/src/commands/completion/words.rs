@@ -23,6 +23,10 @@ pub(super) enum Wanted {
     Context,
     Cluster,
     User,
+    /// A path, or one in a pod: `POD:` or `NAMESPACE/`.
+    CopySource,
+    /// The name of a file with one of these endings.
+    FileWithEnding(&'static [&'static str]),
     /// The name of a file, which the shell knows.
     File,
     Nothing,
@@ -217,12 +221,19 @@ fn of_flag(argument: &Arg) -> Wanted {
         "container" => Wanted::Container,
         "output" => given(FORMATS),
         "dry-run" => given(&["none", "client", "server"]),
+        "filename" => Wanted::FileWithEnding(&["json", "yaml", "yml"]),
         "subresource" => given(&["status", "scale", "resize"]),
         _ => Wanted::File,
     }
 }
 
 fn of_argument(command: &Command, path: &[&str], arguments: &[String]) -> Wanted {
+    if path.is_empty() && arguments.first().is_some_and(|word| word == "help") {
+        return match arguments.len() {
+            1 => Wanted::Given(subcommands(command)),
+            _ => Wanted::Nothing,
+        };
+    }
     let subcommands = subcommands(command);
     if !subcommands.is_empty() && arguments.is_empty() {
         return Wanted::Given(subcommands);
@@ -235,6 +246,7 @@ fn of_argument(command: &Command, path: &[&str], arguments: &[String]) -> Wanted
         ] => Wanted::Context,
         ["config", "delete-cluster"] => Wanted::Cluster,
         ["config", "delete-user"] => Wanted::User,
+        ["cp"] if arguments.is_empty() => Wanted::CopySource,
         ["completion"] => given(&["bash", "zsh", "fish", "powershell"]),
         ["top", "pod"] => Wanted::Name("pods"),
         ["top", "node"] | ["drain" | "cordon" | "uncordon"] => Wanted::Name("nodes"),
@@ -262,7 +274,9 @@ fn of_argument(command: &Command, path: &[&str], arguments: &[String]) -> Wanted
 
 /// The subcommands in the order of their names.
 fn subcommands(command: &Command) -> Vec<String> {
-    let shown = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+    // There are no alpha commands.
+    let is_shown = |sub: &&Command| !sub.is_hide_set() && sub.get_name() != "alpha";
+    let shown = command.get_subcommands().filter(is_shown);
     let mut lines: Vec<String> = shown
         .map(|sub| match sub.get_about() {
             Some(about) => format!("{}\t{about}", sub.get_name()),

@@ -479,11 +479,15 @@ impl SetCredentials {
     }
 
     fn set_auth_provider(&self, user: &mut Map<String, Value>) -> Result<()> {
-        if let Some(name) = &self.auth_provider {
-            let provider = user
-                .entry("auth-provider")
-                .or_insert_with(|| json!({"config": {}}));
-            provider["name"] = json!(name);
+        if let Some(name) = &self.auth_provider
+            && user
+                .get("auth-provider")
+                .is_none_or(|known| known["name"] != name.as_str())
+        {
+            user.insert(
+                "auth-provider".to_owned(),
+                json!({"config": {}, "name": name}),
+            );
         }
         let Some(provider) = user.get_mut("auth-provider") else {
             return Ok(());
@@ -505,19 +509,21 @@ impl SetCredentials {
     }
 
     fn set_exec(&self, user: &mut Map<String, Value>) -> Result<()> {
-        let is_asked = self.exec_command.is_some()
-            || self.exec_api_version.is_some()
-            || !self.exec_arg.is_empty()
-            || !self.exec_env.is_empty();
-        if !is_asked && !user.contains_key("exec") {
-            return Ok(());
+        let is_known = user.get("exec").is_some_and(Value::is_object);
+        match &self.exec_command {
+            Some(command) if is_known => {
+                user["exec"]["command"] = json!(command);
+                user["exec"]["args"] = Value::Null;
+            }
+            Some(command) => {
+                let exec = json!({"command": command, "args": null, "env": null, "provideClusterInfo": false});
+                user.insert("exec".to_owned(), exec);
+            }
+            // As upstream: without a command there is nothing to configure.
+            None if !is_known => return Ok(()),
+            None => {}
         }
-        let exec = user.entry("exec").or_insert_with(
-            || json!({"command": "", "args": null, "env": null, "provideClusterInfo": false}),
-        );
-        if let Some(command) = &self.exec_command {
-            exec["command"] = json!(command);
-        }
+        let exec = &mut user["exec"];
         if let Some(version) = &self.exec_api_version {
             exec["apiVersion"] = json!(version);
         }
@@ -537,8 +543,10 @@ impl SetCredentials {
             let mut env: Vec<Value> = list(&exec["env"]).cloned().collect();
             match (pair.split_once('='), pair.strip_suffix('-')) {
                 (Some((name, value)), _) => {
-                    env.retain(|known| known["name"] != name);
-                    env.push(json!({"name": name, "value": value}));
+                    match env.iter_mut().find(|known| known["name"] == name) {
+                        Some(known) => known["value"] = json!(value),
+                        None => env.push(json!({"name": name, "value": value})),
+                    }
                 }
                 (None, Some(name)) => env.retain(|known| known["name"] != name),
                 (None, None) => bail!("invalid --exec-env {pair:?}"),

@@ -165,19 +165,10 @@ impl Create {
             bail!("no objects passed to create");
         }
         let report = Report::new(&self.common.print, self.common.dry_run.mode()?)?;
-        let (mut targets, left_out) = of_each(session, found).await;
+        let (targets, left_out) = of_each(session, found).await;
         if self.edit {
-            let mut editor =
-                super::editor::Editor::new(&self.common.print, self.windows_line_endings)?;
-            let mut edited = Vec::new();
-            for target in targets {
-                let before = target.manifest.unwrap_or_default();
-                if let Some(object) = editor.edit_one(&before)? {
-                    let source = target.source;
-                    edited.push(target_of(session, Manifest { object, source }).await?);
-                }
-            }
-            targets = edited;
+            self.edit_and_create(session, targets, &report).await?;
+            return error::join(Ok(()), left_out);
         }
         let mut errors = Vec::new();
         for target in targets {
@@ -185,6 +176,33 @@ impl Create {
             errors.extend(created.err());
         }
         error::join(error::aggregate(errors), left_out)
+    }
+}
+
+impl Create {
+    /// Creates objects as they were edited; what was edited in vain is kept in its file.
+    async fn edit_and_create(
+        &self,
+        session: &Session,
+        targets: Vec<Target>,
+        report: &Report,
+    ) -> Result<()> {
+        let mut editor =
+            super::editor::Editor::new(&self.common.print, self.windows_line_endings)?;
+        for target in targets {
+            let before = target.manifest.unwrap_or_default();
+            let Some(object) = editor.edit_one(&before)? else {
+                continue;
+            };
+            let source = String::new();
+            let target = target_of(session, Manifest { object, source }).await?;
+            let created = self.common.create_target(session, &target, report).await;
+            if created.is_err() {
+                editor.keep_copy()?;
+                return created;
+            }
+        }
+        Ok(())
     }
 }
 

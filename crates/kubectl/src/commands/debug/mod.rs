@@ -482,6 +482,7 @@ impl Debug {
         Ok((created, name.to_owned()))
     }
 
+    /// Attaches to the container once it runs; one that has ended, or that cannot be attached to, has a log.
     async fn attach(&self, session: &Session, pod: &Value, container: &str) -> Result<()> {
         let resource = session.discovery.resolve("pods").await?;
         let mut target = resources::target(
@@ -490,27 +491,59 @@ impl Debug {
             str_of(&pod["metadata"]["name"]).to_owned(),
         );
         target.namespace = str_of(&pod["metadata"]["namespace"]).to_owned();
-        let mut live = pod.clone();
+        let mut live = None;
         wait::until(session, &target, |object| {
+            live = object.cloned();
             let Some(object) = object else { return true };
-            live = object.clone();
-            let statuses = ["containerStatuses", "ephemeralContainerStatuses"]
-                .iter()
-                .flat_map(|field| list(&object["status"][*field]));
-            let mut own = statuses.filter(|status| status["name"] == container);
-            own.any(|status| {
-                !status["state"]["running"].is_null() || !status["state"]["terminated"].is_null()
-            })
+            let Some(state) = state_of(object, container) else {
+                return false;
+            };
+            let message = str_of(&state["waiting"]["message"]);
+            if !self.quiet && !message.is_empty() {
+                eprintln!("Warning: container {container}: {message}");
+            }
+            !state["running"].is_null() || !state["terminated"].is_null()
         })
         .await?;
+        let Some(live) = live else {
+            return Err(
+                error::Plain("Error from server (NotFound): pods \"\" not found".into()).into(),
+            );
+        };
+        let has_ended =
+            state_of(&live, container).is_some_and(|state| !state["terminated"].is_null());
+        if has_ended {
+            return streams::print_log(session, &target.path(), Some(container)).await;
+        }
         let wanted = SessionStreams {
             stdin: self.stdin,
             tty: self.tty,
             quiet: self.quiet,
             detach_keys: Some(crate::detach::DEFAULT),
         };
-        streams::interactive(session, &live, container, "attach", &[], wanted).await
+        let attached = streams::interactive(session, &live, container, "attach", &[], wanted).await;
+        let Err(error) = attached else { return Ok(()) };
+        eprintln!(
+            "warning: couldn't attach to pod/{}, falling back to streaming logs: {error:#}",
+            target.name
+        );
+        streams::print_log(session, &target.path(), Some(container)).await
     }
+}
+
+/// The state of one of a pod's containers.
+fn state_of<'a>(pod: &'a Value, container: &str) -> Option<&'a Value> {
+    for field in [
+        "initContainerStatuses",
+        "containerStatuses",
+        "ephemeralContainerStatuses",
+    ] {
+        let mut statuses = list(&pod["status"][field]);
+        if let Some(status) = statuses.find(|status| status["name"] == container) {
+            return Some(&status["state"]);
+        }
+    }
+    None
 }
 
 /// A profile, and the fields of a custom one.

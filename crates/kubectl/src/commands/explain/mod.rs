@@ -390,22 +390,27 @@ fn wrapped(text: &str, width: usize) -> String {
         if at > 0 {
             out.push('\n');
         }
-        let mut used = 0;
+        let (mut used, mut spaces) = (0, 0);
         for (at, word) in line.split(' ').enumerate() {
+            spaces += usize::from(at > 0);
             let length = word.chars().count();
-            if at > 0 {
-                if used + 1 + length > width {
-                    // Trailing spaces of a line are dropped.
-                    out.truncate(out.trim_end_matches(' ').len());
-                    out.push('\n');
-                    used = 0;
-                } else {
-                    out.push(' ');
-                    used += 1;
-                }
+            if length == 0 {
+                continue;
             }
+            // The spaces at the end of a line are dropped, also the second one behind a sentence.
+            if used + spaces + length > width && length < width {
+                out.push('\n');
+                used = 0;
+            } else {
+                out.push_str(&" ".repeat(spaces));
+                used += spaces;
+            }
+            spaces = 0;
             out.push_str(word);
             used += length;
+        }
+        if used + spaces <= width {
+            out.push_str(&" ".repeat(spaces));
         }
     }
     out
@@ -416,6 +421,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn wrapped_lines_begin_with_a_word() {
+        for (text, expected) in [
+            ("one two. three", "one two.\nthree"),
+            ("one two.  three", "one two.\nthree"),
+            ("one  two", "one  two"),
+            ("  one\ntwo", "  one\ntwo"),
+        ] {
+            assert_eq!(wrapped(text, 9), expected, "{text:?}");
+        }
+    }
 
     #[test]
     fn fields_show_type_description_and_whether_they_are_required() {

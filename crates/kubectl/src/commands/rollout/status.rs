@@ -48,12 +48,11 @@ impl Status {
         Ok(())
     }
 
-    /// Prints each new state until the rollout is done.
+    /// Prints the state with each event until the rollout is done.
     async fn follow(&self, session: &Session, target: &Target) -> Result<()> {
-        let mut said = String::new();
         loop {
             let object = session.api.get(&target.path()).await?;
-            if self.say(&object, &mut said)? || !self.watch {
+            if self.print_progress(&object)? || !self.watch {
                 return Ok(());
             }
             let path = target.watch_path(str_of(&object["metadata"]["resourceVersion"]));
@@ -63,20 +62,17 @@ impl Status {
                     Some("DELETED") => bail!("object has been deleted"),
                     Some("ERROR") => break,
                     Some("BOOKMARK") => {}
-                    _ if self.say(&event["object"], &mut said)? => return Ok(()),
+                    _ if self.print_progress(&event["object"])? => return Ok(()),
                     _ => {}
                 }
             }
         }
     }
 
-    fn say(&self, object: &Value, said: &mut String) -> Result<bool> {
+    fn print_progress(&self, object: &Value) -> Result<bool> {
         self.check_revision(object)?;
         let (line, done) = progress(object)?;
-        if line != *said {
-            println!("{line}");
-            *said = line;
-        }
+        println!("{line}");
         Ok(done)
     }
 

@@ -205,7 +205,15 @@ impl Run<'_> {
         };
         let Operand::Function(name) = first else {
             if command.len() > 1 || last.is_some() {
-                bail!("can't give argument to non-function");
+                match first {
+                    Operand::Literal(value) => {
+                        bail!("can't give argument to non-function {}", funcs::text(value))
+                    }
+                    _ => bail!("can't give argument to non-function"),
+                }
+            }
+            if matches!(first, Operand::Literal(Value::Null)) {
+                bail!("nil is not a command");
             }
             return self.operand(first, dot);
         };

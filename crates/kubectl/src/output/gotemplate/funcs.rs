@@ -4,7 +4,9 @@ use std::cmp::Ordering;
 
 use anyhow::{Context, Result, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
-use serde_json::Value;
+use serde_json::{Number, Value};
+
+use super::printf::printf;
 
 const NAMES: &[&str] = &[
     "and",
@@ -54,17 +56,12 @@ pub(super) fn call(name: &str, arguments: Vec<Option<Value>>) -> Result<Value> {
         "slice" => slice(argument(0)?, &values[1..])?,
         "print" => print(&values).into(),
         "println" => {
-            let texts: Vec<String> = values.iter().map(text).collect();
+            let texts: Vec<String> = values.iter().map(nested).collect();
             format!("{}\n", texts.join(" ")).into()
         }
         "printf" => printf(&text(argument(0)?), &values[1..]).into(),
         "html" => escape_html(&joined()).into(),
-        "js" => joined()
-            .replace('\\', "\\\\")
-            .replace('\'', "\\'")
-            .replace('"', "\\\"")
-            .replace('<', "\\u003C")
-            .into(),
+        "js" => escape_js(&joined()).into(),
         "urlquery" => crate::discovery::encode(&joined())
             .replace("%20", "+")
             .into(),
@@ -115,7 +112,8 @@ pub(super) fn text(value: &Value) -> String {
     }
 }
 
-fn nested(value: &Value) -> String {
+/// A value within others.
+pub(super) fn nested(value: &Value) -> String {
     match value {
         Value::Null => "<nil>".into(),
         Value::String(text) => text.clone(),
@@ -144,9 +142,10 @@ fn nested(value: &Value) -> String {
 /// The Go type of a JSON value.
 pub(super) fn type_name(value: &Value) -> &'static str {
     match value {
-        Value::Null => "nil",
+        Value::Null => "<nil>",
         Value::Bool(_) => "bool",
-        Value::Number(_) => "float64",
+        Value::Number(number) if number.is_f64() => "float64",
+        Value::Number(_) => "int64",
         Value::String(_) => "string",
         Value::Array(_) => "[]interface {}",
         Value::Object(_) => "map[string]interface {}",
@@ -210,19 +209,35 @@ fn print(values: &[Value]) -> String {
         if at > 0 && !value.is_string() && !values[at - 1].is_string() {
             out.push(' ');
         }
-        out.push_str(&text(value));
+        out.push_str(&nested(value));
     }
     out
 }
 
 fn compare(a: &Value, b: &Value) -> Result<Option<Ordering>> {
     match (a, b) {
-        (Value::Number(a), Value::Number(b)) => Ok(a.as_f64().partial_cmp(&b.as_f64())),
+        (Value::Number(a), Value::Number(b)) if a.is_f64() == b.is_f64() => Ok(number_order(a, b)),
         (Value::String(a), Value::String(b)) => Ok(Some(a.cmp(b))),
         (Value::Bool(a), Value::Bool(b)) => Ok((a == b).then_some(Ordering::Equal)),
         (Value::Null, Value::Null) => Ok(Some(Ordering::Equal)),
         (Value::Null, _) | (_, Value::Null) => Ok(None),
-        _ => bail!("incompatible types for comparison"),
+        _ => bail!(
+            "incompatible types for comparison: {} and {}",
+            type_name(a),
+            type_name(b)
+        ),
+    }
+}
+
+/// Integers are compared exactly.
+fn number_order(a: &Number, b: &Number) -> Option<Ordering> {
+    let integer = |number: &Number| {
+        let signed = number.as_i64().map(i128::from);
+        signed.or_else(|| number.as_u64().map(i128::from))
+    };
+    match (integer(a), integer(b)) {
+        (Some(a), Some(b)) => Some(a.cmp(&b)),
+        _ => a.as_f64().partial_cmp(&b.as_f64()),
     }
 }
 
@@ -251,6 +266,19 @@ fn exists(value: &Value, path: &[Value]) -> bool {
     true
 }
 
+fn escape_js(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        match c {
+            '\\' | '\'' | '"' => out.extend(['\\', c]),
+            '<' | '>' | '&' | '=' => out.push_str(&format!("\\u{:04X}", u32::from(c))),
+            c if u32::from(c) < 0x20 => out.push_str(&format!("\\u{:04X}", u32::from(c))),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
 fn escape_html(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
@@ -264,72 +292,4 @@ fn escape_html(text: &str) -> String {
         }
     }
     out
-}
-
-/// Go's Printf for the verbs that templates use: s v d q f g t x with flags, width and precision.
-fn printf(format: &str, values: &[Value]) -> String {
-    let mut out = String::new();
-    let mut values = values.iter();
-    let mut chars = format.chars().peekable();
-    while let Some(c) = chars.next() {
-        if c != '%' {
-            out.push(c);
-            continue;
-        }
-        let mut spec = String::new();
-        while let Some(c) = chars.next_if(|c| "+-# 0123456789.".contains(*c)) {
-            spec.push(c);
-        }
-        let Some(verb) = chars.next() else {
-            out.push_str("%!(NOVERB)");
-            break;
-        };
-        if verb == '%' {
-            out.push('%');
-            continue;
-        }
-        match values.next() {
-            Some(value) => out.push_str(&formatted(verb, &spec, value)),
-            None => out.push_str(&format!("%!{verb}(MISSING)")),
-        }
-    }
-    out
-}
-
-fn formatted(verb: char, spec: &str, value: &Value) -> String {
-    let (width, precision) = spec.split_once('.').unwrap_or((spec, ""));
-    let flags = width.trim_end_matches(|c: char| c.is_ascii_digit() && c != '0');
-    let (left, zeros) = (
-        flags.contains('-'),
-        width
-            .trim_start_matches(['-', '+', ' ', '#'])
-            .starts_with('0'),
-    );
-    let width: usize = width
-        .trim_start_matches(['-', '+', ' ', '#', '0'])
-        .parse()
-        .unwrap_or(0)
-        .min(1024);
-    let precision: Option<usize> = precision.parse().ok();
-    let number = value.as_f64();
-    let body = match (verb, number) {
-        ('s' | 'v', _) => match precision {
-            Some(most) if verb == 's' => text(value).chars().take(most).collect(),
-            _ => text(value),
-        },
-        ('q', _) => machinery::text::quote(&text(value)),
-        ('d', Some(number)) => format!("{number:.0}"),
-        ('f', Some(number)) => format!("{number:.*}", precision.unwrap_or(6).min(64)),
-        ('g', Some(number)) => machinery::text::float(number),
-        ('x', Some(number)) => format!("{:x}", number as i64),
-        ('t', _) if value.is_boolean() => text(value),
-        ('T', _) => type_name(value).to_owned(),
-        _ => format!("%!{verb}({}={})", type_name(value), text(value)),
-    };
-    let missing = width.saturating_sub(body.chars().count());
-    match (left, zeros && number.is_some()) {
-        (true, _) => format!("{body}{}", " ".repeat(missing)),
-        (false, true) => format!("{}{body}", "0".repeat(missing)),
-        (false, false) => format!("{}{body}", " ".repeat(missing)),
-    }
 }

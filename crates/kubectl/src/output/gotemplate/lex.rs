@@ -134,6 +134,11 @@ fn tokens(text: &str) -> Result<Vec<Token>> {
             }
             b'.' if !rest[1..].starts_with(|c: char| c.is_ascii_digit()) => {
                 let (fields, used) = fields(rest);
+                let is_attached = text[..at]
+                    .ends_with(|c: char| c.is_alphanumeric() || matches!(c, '_' | '"' | ')'));
+                if fields.is_empty() && is_attached {
+                    bail!("unexpected <.> in operand");
+                }
                 (Token::Field(fields), used.max(1))
             }
             b'$' => {
@@ -155,10 +160,8 @@ fn tokens(text: &str) -> Result<Vec<Token>> {
             _ => {
                 let end = word_end(rest);
                 if end == 0 {
-                    bail!(
-                        "unexpected {:?} in command",
-                        rest.chars().next().unwrap_or_default()
-                    );
+                    let first = rest.chars().next().unwrap_or_default();
+                    bail!("unexpected {:?} in command", first.to_string());
                 }
                 let token = match &rest[..end] {
                     "true" => Token::Literal(Value::Bool(true)),
@@ -195,18 +198,24 @@ fn fields(text: &str) -> (Vec<String>, usize) {
 }
 
 fn number(text: &str) -> Result<Value> {
-    let plain = text.replace('_', "");
-    if let Ok(number) = plain.parse::<i64>() {
-        return Ok(number.into());
-    }
-    if let Some(hex) = plain.strip_prefix("0x")
-        && let Ok(number) = i64::from_str_radix(hex, 16)
-    {
+    let plain = text.replace('_', "").to_lowercase();
+    let (sign, digits) = match plain.strip_prefix('-') {
+        Some(digits) => ("-", digits),
+        None => ("", plain.strip_prefix('+').unwrap_or(&plain)),
+    };
+    let prefixes = [("0x", 16), ("0b", 2), ("0o", 8)];
+    let known = prefixes
+        .iter()
+        .find_map(|(prefix, radix)| Some((digits.strip_prefix(prefix)?, *radix)));
+    let is_octal = digits.len() > 1 && digits.starts_with('0') && !digits.contains(['.', 'e']);
+    let (digits, radix) = known.unwrap_or((digits, if is_octal { 8 } else { 10 }));
+    if let Ok(number) = i64::from_str_radix(&format!("{sign}{digits}"), radix) {
         return Ok(number.into());
     }
     match plain.parse::<f64>() {
-        Ok(number) => Ok(number.into()),
-        Err(_) => bail!("bad number syntax: {text:?}"),
+        Ok(number) if radix == 10 => Ok(number.into()),
+        _ if radix != 10 => bail!("illegal number syntax: {text:?}"),
+        _ => bail!("bad number syntax: {text:?}"),
     }
 }
 

@@ -5,6 +5,7 @@ mod exec;
 mod funcs;
 mod lex;
 mod parse;
+mod printf;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -36,21 +37,8 @@ impl Template {
 
     /// The output for a document.
     pub(crate) fn render(&self, document: &Value) -> Result<String> {
-        let run = exec::run(&self.set, &as_floats(document), self.allow_missing_keys);
+        let run = exec::run(&self.set, document, self.allow_missing_keys);
         run.context("error executing template")
-    }
-}
-
-/// Go decodes all numbers of a document as floats, and prints them so: `1e+06`.
-fn as_floats(value: &Value) -> Value {
-    match value {
-        Value::Number(number) => Value::from(number.as_f64().unwrap_or_default()),
-        Value::Array(items) => items.iter().map(as_floats).collect(),
-        Value::Object(map) => map
-            .iter()
-            .map(|(key, value)| (key.clone(), as_floats(value)))
-            .collect(),
-        other => other.clone(),
     }
 }
 
@@ -63,7 +51,7 @@ mod tests {
     #[test]
     fn templates_give_gos_output() {
         let document = json!({
-            "kind": "List", "n": 3, "f": 1.5, "yes": true, "empty": [], "s": "aGk=", "m": {"b": 2, "a": 1},
+            "kind": "List", "n": 3, "big": 1_000_000, "f": 1.5, "yes": true, "empty": [], "s": "aGk=", "m": {"b": 2, "a": 1},
             "items": [{"metadata": {"name": "a", "labels": {"x/y": "1"}}}, {"metadata": {"name": "b"}}]});
         for (template, expected) in [
             ("{{.kind}}", "List"),
@@ -111,6 +99,15 @@ mod tests {
                 "{{slice .kind 1 3}} {{html \"<a>\"}} {{print 1 2 \"x\"}} {{println .n}}",
                 "is &lt;a&gt; 1 2x 3\n",
             ),
+            (
+                "{{.big}} {{eq .n 3}} {{printf \"%d\" .n}}",
+                "1000000 true 3",
+            ),
+            (
+                "{{0b11}} {{0o17}} {{017}} {{0x1F}} {{1_0}} {{-2}}",
+                "3 15 15 31 10 -2",
+            ),
+            ("{{print .none}} {{js \"a=b\"}}", "<nil> a\\u003Db"),
         ] {
             let parsed = Template::parse(template).unwrap();
             assert_eq!(parsed.render(&document).unwrap(), expected, "{template}");
@@ -125,6 +122,9 @@ mod tests {
             "{{end}}",
             "{{range .a}}",
             "{{nosuch 1}}",
+            "{{.a..b}}",
+            "{{0x}}",
+            "{{template}}",
             "{{$x}}",
         ] {
             assert!(Template::parse(template).is_err(), "{template}");
@@ -134,6 +134,9 @@ mod tests {
             "{{.a.b.c}}",
             "{{len 3}}",
             "{{template \"t\"}}",
+            "{{eq (len .a) 1.0}}",
+            "{{nil}}",
+            "{{1 2}}",
         ] {
             let run = Template::parse(template)
                 .unwrap()

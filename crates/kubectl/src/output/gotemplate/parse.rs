@@ -114,7 +114,7 @@ impl Parser {
             "define" | "block" => return self.define(word, &tokens[1..]),
             "template" => {
                 let Some(Token::Literal(Value::String(name))) = tokens.get(1) else {
-                    bail!("template needs a name");
+                    bail!("unexpected {:?} in template clause", "}}");
                 };
                 Node::Template(name.clone(), self.argument(&tokens[2..])?)
             }
@@ -137,6 +137,9 @@ impl Parser {
     fn control(&mut self, word: &str, tokens: &[Token]) -> Result<Node> {
         let known = self.scopes.len();
         self.scopes.push(Vec::new());
+        if tokens.is_empty() {
+            bail!("missing value for {word}");
+        }
         let pipeline = self.pipeline(tokens)?;
         self.loops += usize::from(word == "range");
         let (body, end, rest) = self.block()?;
@@ -154,7 +157,7 @@ impl Parser {
                 }
                 Some(_) => bail!("unexpected tokens after else"),
             },
-            _ => bail!("unexpected EOF: {word} has no end"),
+            _ => bail!("unexpected EOF"),
         };
         self.scopes.truncate(known);
         Ok(match word {
@@ -173,7 +176,7 @@ impl Parser {
         let (body, end) = self.nodes()?;
         self.scopes = outer;
         if end.as_deref() != Some("end") {
-            bail!("unexpected EOF: {word} has no end");
+            bail!("unexpected EOF");
         }
         self.set.named.insert(name.clone(), body);
         Ok((word == "block").then(|| Node::Template(name.clone(), argument)))
