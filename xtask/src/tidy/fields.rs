@@ -85,6 +85,7 @@ const OTHERS: &[(&str, &str)] = &[
         "persistentvolumesource",
         "upstream's field path of a changed source",
     ),
+    ("preferences", "a kubeconfig"),
     ("produces", "a document of OpenAPI"),
     ("provideClusterInfo", "a kubeconfig"),
     ("providers", "the encryption configuration file"),
