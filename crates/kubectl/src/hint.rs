@@ -17,8 +17,9 @@ pub(crate) fn with_fields(mut error: anyhow::Error, object: &Value, source: &str
         for path in unknown_fields(&status.message) {
             if let Some(near) = meant(object, &path) {
                 let name = path.rsplit('.').next().unwrap_or(&path);
-                let place = place(source, &text, name);
-                status.message += &format!("\n{place}did you mean {near:?} instead of {name:?}?");
+                let position = key_position(source, &text, name);
+                status.message +=
+                    &format!("\n{position}did you mean {near:?} instead of {name:?}?");
             }
         }
     }
@@ -63,7 +64,7 @@ pub(crate) fn nearest<'a>(given: &str, names: impl Iterator<Item = &'a str>) -> 
 }
 
 /// `web.yaml:5:3: `, if the key is in one line only.
-fn place(source: &str, text: &str, key: &str) -> String {
+fn key_position(source: &str, text: &str, key: &str) -> String {
     let found = |line: &str| {
         let start = line.find(|c: char| c.is_ascii_alphanumeric() || c == '"')?;
         let rest = line[start..].trim_start_matches('"').strip_prefix(key)?;
@@ -101,8 +102,8 @@ mod tests {
             assert_eq!(meant(&object, path), expected, "{path}");
         }
         let text = "kind: Deployment\nspec:\n  replica: 3\n";
-        assert_eq!(place("web.yaml", text, "replica"), "web.yaml:3:3: ");
-        assert_eq!(place("web.yaml", "a: 1\n- a: 2\n", "a"), "");
+        assert_eq!(key_position("web.yaml", text, "replica"), "web.yaml:3:3: ");
+        assert_eq!(key_position("web.yaml", "a: 1\n- a: 2\n", "a"), "");
         let status = json!({"reason": "BadRequest", "code": 400,
             "message": "strict decoding error: unknown field \"spec.replica\""});
         let error = ServerError(serde_json::from_value(status).unwrap());

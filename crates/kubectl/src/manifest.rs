@@ -229,7 +229,10 @@ fn documents_with(
         };
         let value: Value = match serde_saphyr::from_str_with_options(&part, options) {
             Ok(value) => value,
-            Err(error) => bail!("error parsing {}", place(&error, source, first_line)),
+            Err(error) => bail!(
+                "error parsing {}",
+                with_position(&error, source, first_line)
+            ),
         };
         if !value.is_null() {
             documents.push(value);
@@ -239,7 +242,7 @@ fn documents_with(
 }
 
 /// `web.yaml:3:7: what is wrong`, with the line of the file, not of the document.
-fn place(error: &serde_saphyr::Error, source: &str, first_line: usize) -> String {
+fn with_position(error: &serde_saphyr::Error, source: &str, first_line: usize) -> String {
     let text = error.to_string();
     let why = text.lines().next().unwrap_or_default();
     match error.location() {

@@ -257,6 +257,13 @@ impl Node {
         if usage.is_empty() {
             bail!("metrics not available yet");
         }
+        let table = self.table(&nodes, &usage);
+        print!("{}", padded(table).render(self.no_headers));
+        Ok(())
+    }
+
+    /// One row for each node. Nodes without usage come last.
+    fn table(&self, nodes: &[Value], usage: &[Value]) -> Table {
         let mut rows: Vec<(String, Usage, Available)> = Vec::new();
         let mut missing = Vec::new();
         let field = if self.show_capacity {
@@ -264,7 +271,7 @@ impl Node {
         } else {
             "allocatable"
         };
-        for node in &nodes {
+        for node in nodes {
             let name = str_of(&node["metadata"]["name"]).to_owned();
             let available = Available::from_status(&node["status"], field);
             match usage
@@ -308,8 +315,7 @@ impl Node {
             row.resize_with(cells + 1, unknown);
             row
         }));
-        print!("{}", padded(table).render(self.no_headers));
-        Ok(())
+        table
     }
 }
 

@@ -174,9 +174,7 @@ fn check_type(config: &Value) -> Result<()> {
     };
     let (kind, version) = (text("kind", "Config"), text("apiVersion", "v1"));
     if kind != "Config" || version != "v1" {
-        bail!(
-            "no kind {kind:?} is registered for version {version:?} in scheme \"k8s.io/client-go/tools/clientcmd/api/latest/latest.go:50\""
-        );
+        bail!("no kind {kind:?} is registered for version {version:?}");
     }
     let kinds = [
         ("clusters", "NamedCluster"),

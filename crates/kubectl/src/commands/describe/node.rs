@@ -21,25 +21,7 @@ use super::text::{Text, plain, since, time};
 pub(super) async fn describe(session: &Session, text: &mut Text, node: &Value) -> Result<()> {
     let (metadata, spec, status) = (&node["metadata"], &node["spec"], &node["status"]);
     text.field(0, "Name", str_of(&metadata["name"]));
-    let roles: BTreeSet<String> = entries(&metadata["labels"])
-        .into_iter()
-        .filter_map(
-            |(key, value)| match key.strip_prefix("node-role.kubernetes.io/") {
-                Some(role) => Some(role.to_owned()),
-                None => (key == "kubernetes.io/role").then(|| str_of(value).to_owned()),
-            },
-        )
-        .filter(|role| !role.is_empty())
-        .collect();
-    text.field(
-        0,
-        "Roles",
-        &if roles.is_empty() {
-            "<none>".to_owned()
-        } else {
-            roles.into_iter().collect::<Vec<_>>().join(",")
-        },
-    );
+    roles(text, &metadata["labels"]);
     text.maps(node);
     text.field(
         0,
@@ -57,15 +39,7 @@ pub(super) async fn describe(session: &Session, text: &mut Text, node: &Value) -
         },
     );
     lease(session, text, str_of(&metadata["name"])).await?;
-    let columns = [
-        ("Type", "type"),
-        ("Status", "status"),
-        ("LastHeartbeatTime", "lastHeartbeatTime"),
-        ("LastTransitionTime", "lastTransitionTime"),
-        ("Reason", "reason"),
-        ("Message", "message"),
-    ];
-    text.conditions(&status["conditions"], &columns, " ");
+    conditions(text, &status["conditions"]);
     text.line(0, "Addresses:");
     for address in list(&status["addresses"]) {
         text.field(1, str_of(&address["type"]), str_of(&address["address"]));
@@ -84,20 +58,7 @@ pub(super) async fn describe(session: &Session, text: &mut Text, node: &Value) -
     if let Ok(slices) = session.api.items(&slices).await {
         local_devices(text, &slices);
     }
-    text.line(0, "System Info:");
-    for (title, field) in [
-        ("Machine ID", "machineID"),
-        ("System UUID", "systemUUID"),
-        ("Boot ID", "bootID"),
-        ("Kernel Version", "kernelVersion"),
-        ("OS Image", "osImage"),
-        ("Operating System", "operatingSystem"),
-        ("Architecture", "architecture"),
-        ("Container Runtime Version", "containerRuntimeVersion"),
-        ("Kubelet Version", "kubeletVersion"),
-    ] {
-        text.field(1, title, str_of(&status["nodeInfo"][field]));
-    }
+    system_info(text, &status["nodeInfo"]);
     text.optional(0, "PodCIDR", &spec["podCIDR"]);
     if list(&spec["podCIDRs"]).len() > 0 {
         text.field(
@@ -124,6 +85,57 @@ pub(super) async fn describe(session: &Session, text: &mut Text, node: &Value) -
         Err(error) => return Err(error),
     }
     Ok(())
+}
+
+fn roles(text: &mut Text, labels: &Value) {
+    let roles: BTreeSet<String> = entries(labels)
+        .into_iter()
+        .filter_map(
+            |(key, value)| match key.strip_prefix("node-role.kubernetes.io/") {
+                Some(role) => Some(role.to_owned()),
+                None => (key == "kubernetes.io/role").then(|| str_of(value).to_owned()),
+            },
+        )
+        .filter(|role| !role.is_empty())
+        .collect();
+    text.field(
+        0,
+        "Roles",
+        &if roles.is_empty() {
+            "<none>".to_owned()
+        } else {
+            roles.into_iter().collect::<Vec<_>>().join(",")
+        },
+    );
+}
+
+fn conditions(text: &mut Text, conditions: &Value) {
+    let columns = [
+        ("Type", "type"),
+        ("Status", "status"),
+        ("LastHeartbeatTime", "lastHeartbeatTime"),
+        ("LastTransitionTime", "lastTransitionTime"),
+        ("Reason", "reason"),
+        ("Message", "message"),
+    ];
+    text.conditions(conditions, &columns, " ");
+}
+
+fn system_info(text: &mut Text, info: &Value) {
+    text.line(0, "System Info:");
+    for (title, field) in [
+        ("Machine ID", "machineID"),
+        ("System UUID", "systemUUID"),
+        ("Boot ID", "bootID"),
+        ("Kernel Version", "kernelVersion"),
+        ("OS Image", "osImage"),
+        ("Operating System", "operatingSystem"),
+        ("Architecture", "architecture"),
+        ("Container Runtime Version", "containerRuntimeVersion"),
+        ("Kubelet Version", "kubeletVersion"),
+    ] {
+        text.field(1, title, str_of(&info[field]));
+    }
 }
 
 const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";

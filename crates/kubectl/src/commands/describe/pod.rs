@@ -11,7 +11,7 @@ use super::{
 };
 
 pub(super) fn describe(text: &mut Text, pod: &Value) {
-    let (metadata, spec, status) = (&pod["metadata"], &pod["spec"], &pod["status"]);
+    let (spec, status) = (&pod["spec"], &pod["status"]);
     text.head(pod);
     text.optional(0, "Priority", &spec["priority"]);
     text.optional(0, "Priority Class Name", &spec["priorityClassName"]);
@@ -25,6 +25,37 @@ pub(super) fn describe(text: &mut Text, pod: &Value) {
         text.field(0, "Start Time", &time(&status["startTime"]));
     }
     text.maps(pod);
+    phase(text, pod);
+    text.optional(0, "Reason", &status["reason"]);
+    text.optional(0, "Message", &status["message"]);
+    let seccomp = &spec["securityContext"]["seccompProfile"];
+    text.optional(0, "SeccompProfile", &seccomp["type"]);
+    if seccomp["type"] == "Localhost" {
+        text.field(0, "LocalhostProfile", str_of(&seccomp["localhostProfile"]));
+    }
+    addresses(text, status);
+    if let Some(controller) = controller(pod) {
+        text.field(0, "Controlled By", &controller);
+    }
+    text.optional(0, "NominatedNodeName", &status["nominatedNodeName"]);
+    if spec["resources"].is_object() {
+        text.line(0, "Resources:");
+        container::resources(text, &spec["resources"], 1);
+    }
+    containers(text, pod);
+    readiness_gates(text, spec, status);
+    conditions(text, status);
+    volume::all(text, &spec["volumes"], "");
+    text.field(0, "QoS Class", str_of(&status["qosClass"]));
+    text.labels("Node-Selectors", &spec["nodeSelector"]);
+    tolerations(text, "Tolerations", &spec["tolerations"]);
+    spread_constraints(text, &spec["topologySpreadConstraints"], "");
+    scheduling_group(text, &spec["schedulingGroup"], "");
+}
+
+/// The phase, or how long the pod has been terminating.
+fn phase(text: &mut Text, pod: &Value) {
+    let (metadata, status) = (&pod["metadata"], &pod["status"]);
     let is_finished = ["Failed", "Succeeded"].contains(&str_of(&status["phase"]));
     if !metadata["deletionTimestamp"].is_null() && !is_finished {
         text.field(
@@ -43,13 +74,9 @@ pub(super) fn describe(text: &mut Text, pod: &Value) {
     } else {
         text.field(0, "Status", str_of(&status["phase"]));
     }
-    text.optional(0, "Reason", &status["reason"]);
-    text.optional(0, "Message", &status["message"]);
-    let seccomp = &spec["securityContext"]["seccompProfile"];
-    text.optional(0, "SeccompProfile", &seccomp["type"]);
-    if seccomp["type"] == "Localhost" {
-        text.field(0, "LocalhostProfile", str_of(&seccomp["localhostProfile"]));
-    }
+}
+
+fn addresses(text: &mut Text, status: &Value) {
     text.field(0, "IP", str_of(&status["podIP"]));
     match list(&status["podIPs"]).len() {
         0 => text.field(0, "IPs", "<none>"),
@@ -58,14 +85,11 @@ pub(super) fn describe(text: &mut Text, pod: &Value) {
             list(&status["podIPs"]).for_each(|ip| text.field(1, "IP", str_of(&ip["ip"])));
         }
     }
-    if let Some(controller) = controller(pod) {
-        text.field(0, "Controlled By", &controller);
-    }
-    text.optional(0, "NominatedNodeName", &status["nominatedNodeName"]);
-    if spec["resources"].is_object() {
-        text.line(0, "Resources:");
-        container::resources(text, &spec["resources"], 1);
-    }
+}
+
+/// Containers of all three types with their states.
+fn containers(text: &mut Text, pod: &Value) {
+    let (spec, status) = (&pod["spec"], &pod["status"]);
     if list(&spec["initContainers"]).len() > 0 {
         container::all(
             text,
@@ -92,7 +116,9 @@ pub(super) fn describe(text: &mut Text, pod: &Value) {
             "",
         );
     }
-    readiness_gates(text, spec, status);
+}
+
+fn conditions(text: &mut Text, status: &Value) {
     if list(&status["conditions"]).len() > 0 {
         text.line(0, "Conditions:\n  Type\tStatus");
         for condition in list(&status["conditions"]) {
@@ -106,12 +132,6 @@ pub(super) fn describe(text: &mut Text, pod: &Value) {
             );
         }
     }
-    volume::all(text, &spec["volumes"], "");
-    text.field(0, "QoS Class", str_of(&status["qosClass"]));
-    text.labels("Node-Selectors", &spec["nodeSelector"]);
-    tolerations(text, "Tolerations", &spec["tolerations"]);
-    spread_constraints(text, &spec["topologySpreadConstraints"], "");
-    scheduling_group(text, &spec["schedulingGroup"], "");
 }
 
 fn scheduling_group(text: &mut Text, group: &Value, indent: &str) {
