@@ -59,7 +59,7 @@ struct Open<C: Codec> {
     spare: Pending,
     /// Commits that did not fit into the batch.
     waiting: VecDeque<Commit<C>>,
-    errands: Vec<WriterCommand>,
+    commands: Vec<WriterCommand>,
     /// The number of steps of the batch taken last.
     last: usize,
     /// Whether a caller writes `batch`, without the writer knowing.
@@ -111,7 +111,7 @@ impl<C: Codec> Intake<C> {
             old: VecDeque::new(),
             spare: Pending::new(),
             waiting: VecDeque::new(),
-            errands: Vec::new(),
+            commands: Vec::new(),
             last: 0,
             is_led: false,
         };
@@ -174,10 +174,10 @@ impl<C: Codec> Intake<C> {
     }
 
     /// Sends a command to the writer; dropped if it has ended.
-    pub(super) fn ask(&self, errand: WriterCommand) {
+    pub(super) fn ask(&self, command: WriterCommand) {
         let mut open = self.open.lock();
         if !open.has_ended {
-            open.errands.push(errand);
+            open.commands.push(command);
             self.tell(open, false);
         }
     }
@@ -202,7 +202,7 @@ impl<C: Codec> Intake<C> {
         let dropped = (
             std::mem::take(&mut open.batch),
             std::mem::take(&mut open.waiting),
-            std::mem::take(&mut open.errands),
+            std::mem::take(&mut open.commands),
         );
         drop(open);
         drop(dropped);
@@ -219,8 +219,8 @@ impl<C: Codec> Intake<C> {
     }
 
     /// Takes the commands to the writer.
-    pub(super) fn errands(&self) -> Vec<WriterCommand> {
-        std::mem::take(&mut self.open.lock().errands)
+    pub(super) fn commands(&self) -> Vec<WriterCommand> {
+        std::mem::take(&mut self.open.lock().commands)
     }
 
     /// Takes the batch, in exchange for memory for the next. False if it is empty.
@@ -440,7 +440,7 @@ impl<C: Codec> Open<C> {
     }
 
     fn is_idle(&self) -> bool {
-        self.batch.steps.is_empty() && self.waiting.is_empty() && self.errands.is_empty()
+        self.batch.steps.is_empty() && self.waiting.is_empty() && self.commands.is_empty()
     }
 
     /// The pending revision of a key, if it is not published yet.

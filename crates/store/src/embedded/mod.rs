@@ -23,7 +23,7 @@ use std::{
     collections::BTreeSet,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     thread::JoinHandle,
     time::Duration,
 };
@@ -48,7 +48,7 @@ use disk::{Directory, Disk};
 use intake::{Answer, Intake, WriterCommand};
 use log::Log;
 use manifest::Synced;
-use stage::{Gauges, PublishState, Stage};
+use stage::Stage;
 use writer::Writer;
 
 /// Lists up to this length are read under the lock.
@@ -135,10 +135,8 @@ impl Config {
     ) -> Result<Arc<Embedded<C>>, Error> {
         let lock = disk.lock().map_err(|error| {
             let path = disk.path("lock");
-            Error::Unavailable(format!(
-                "{} is in use by another process: {error}",
-                path.display()
-            ))
+            let path = path.display();
+            Error::Unavailable(format!("{path} is in use by another process: {error}"))
         })?;
         let recovery::Recovered {
             mut state,
@@ -164,22 +162,8 @@ impl Config {
         let codec = Arc::new(codec);
         let intake = Intake::new(codec.clone(), self.clock.clone(), published.clone());
         let intake = Arc::new(intake);
-        let stage = Stage {
-            intake: intake.clone(),
-            published: published.clone(),
-            hub: hub.clone(),
-            limits: self.history.clone(),
-            waiting: Mutex::default(),
-            showing: Mutex::default(),
-            gauges: Gauges::default(),
-        };
-        stage.gauges.live_bytes.store(live_bytes, Ordering::Relaxed);
-        let showing = PublishState {
-            expiring,
-            ..PublishState::default()
-        };
-        stage.note_next_expiry(&showing);
-        *stage.showing.lock() = showing;
+        let stage = Stage::new(&intake, &published, &hub, self.history.clone());
+        stage.begin(expiring, live_bytes);
         let writer = Writer {
             codec: codec.clone(),
             disk,

@@ -104,6 +104,31 @@ impl<T> Answer<T> {
 }
 
 impl<C: Codec> Stage<C> {
+    pub(super) fn new(
+        intake: &Arc<Intake<C>>,
+        published: &Arc<Published<C::Object>>,
+        hub: &Arc<Hub<C::Object>>,
+        limits: Limits,
+    ) -> Self {
+        Self {
+            intake: intake.clone(),
+            published: published.clone(),
+            hub: hub.clone(),
+            limits,
+            waiting: Mutex::default(),
+            showing: Mutex::default(),
+            gauges: Gauges::default(),
+        }
+    }
+
+    /// Begins with what recovery found: the keys with an expiry, and the bytes of live keys and values.
+    pub(super) fn begin(&self, expiring: BTreeSet<(Millis, Key)>, live_bytes: u64) {
+        self.gauges.live_bytes.store(live_bytes, Ordering::Relaxed);
+        let mut showing = self.showing.lock();
+        showing.expiring = expiring;
+        self.note_next_expiry(&showing);
+    }
+
     /// Queues a batch for publishing, by a task of this runtime if there is one.
     pub(super) fn push(self: &Arc<Self>, batch: Durable<C::Object>, runtime: Option<Handle>) {
         let is_much = batch.steps.len() >= MIN_CALLERS_FOR_TASK;

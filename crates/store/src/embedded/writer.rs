@@ -119,7 +119,7 @@ fn spin<C: Codec>(intake: &Intake<C>) -> bool {
 impl<C: Codec> Writer<C> {
     /// Does all pending work. Returns whether the store was closed.
     fn turn(&mut self) -> bool {
-        let is_closing = self.errands();
+        let is_closing = self.handle_commands();
         let is_idle = !self.flush();
         match is_closing {
             true => self.close(),
@@ -152,10 +152,10 @@ impl<C: Codec> Writer<C> {
     }
 
     /// Handles commands. Returns whether the store is to be closed.
-    fn errands(&mut self) -> bool {
+    fn handle_commands(&mut self) -> bool {
         let mut is_closing = false;
-        for errand in self.intake.errands() {
-            match errand {
+        for command in self.intake.commands() {
+            match command {
                 WriterCommand::Close => is_closing = true,
                 WriterCommand::SnapshotDone(result) => self.snapshot_done(result),
                 WriterCommand::Snapshot(reply) => {
@@ -368,7 +368,7 @@ impl<C: Codec> Writer<C> {
         self.intake.close("the store is closed");
         while self.intake.has_news() {
             // Also handles commands that were queued meanwhile; no caller waits for them.
-            self.errands();
+            self.handle_commands();
             self.flush();
         }
         if let Some(running) = self.snapshot.take() {

@@ -208,7 +208,7 @@ impl<C: Codec> Etcd<C> {
             .client
             .range(request)
             .await
-            .map_err(|error| self.place(error))?;
+            .map_err(|error| self.with_revisions(error))?;
         let newest = answer
             .header
             .map_or(0, |header| header.revision as Revision);
@@ -236,7 +236,7 @@ impl<C: Codec> Etcd<C> {
     }
 
     /// Adds the oldest and newest revisions to etcd's errors.
-    fn place(&self, error: Error) -> Error {
+    fn with_revisions(&self, error: Error) -> Error {
         match error {
             Error::Compacted { requested, .. } => Error::Compacted {
                 requested,
@@ -453,7 +453,7 @@ impl<C: Codec> Store<C> for Etcd<C> {
         match self.client.compact(revision).await {
             // Another server was faster.
             Ok(()) | Err(Error::Compacted { .. }) => {}
-            Err(error) => return Err(self.place(error)),
+            Err(error) => return Err(self.with_revisions(error)),
         }
         let messages = self.messages.lock().clone();
         if let Some(messages) = messages {

@@ -85,7 +85,7 @@ impl<V: Keyed> Tree<V> {
         let mut node = &*self.root;
         loop {
             match node {
-                Node::Leaf(leaf) => return leaf.place(key).ok().map(|at| &leaf.values[at]),
+                Node::Leaf(leaf) => return leaf.position(key).ok().map(|at| &leaf.values[at]),
                 Node::Branch(branch) => node = &branch.children[branch.child_of(key)].node,
             }
         }
@@ -97,7 +97,7 @@ impl<V: Keyed> Tree<V> {
         loop {
             match node {
                 Node::Leaf(leaf) => {
-                    return below + leaf.place(key).unwrap_or_else(|before| before);
+                    return below + leaf.position(key).unwrap_or_else(|before| before);
                 }
                 Node::Branch(branch) => {
                     let (at, children) = (branch.child_of(key), &branch.children);
@@ -117,7 +117,7 @@ impl<V: Keyed> Tree<V> {
         loop {
             match node {
                 Node::Leaf(leaf) => {
-                    let at = leaf.place(key).unwrap_or_else(|before| before);
+                    let at = leaf.position(key).unwrap_or_else(|before| before);
                     let leaf = leaf.values[at..].iter();
                     return Iter { above, leaf };
                 }
@@ -175,7 +175,7 @@ impl<V: Keyed> Tree<V> {
 
 impl<V: Keyed> Leaf<V> {
     /// The index of a key, or where it would be inserted.
-    fn place(&self, key: &[u8]) -> Result<usize, usize> {
+    fn position(&self, key: &[u8]) -> Result<usize, usize> {
         self.heads.find(key, |at| self.values[at].key())
     }
 }
@@ -284,7 +284,7 @@ fn upsert<V: Keyed>(
 fn remove<V: Keyed>(node: &mut Arc<Node<V>>, key: &[u8]) -> Option<V> {
     match Arc::make_mut(node) {
         Node::Leaf(leaf) => {
-            let at = leaf.place(key).ok()?;
+            let at = leaf.position(key).ok()?;
             leaf.heads.remove(at);
             Some(leaf.values.remove(at))
         }
