@@ -13,79 +13,93 @@ use machinery::{Object, Value, field};
 type Resets = &'static [&'static [&'static str]];
 type Prepare = fn(&mut Object, &Object, Subresource<'_>, &Context<'_>);
 
-/// The facts of a kind. [`Builtin::EMPTY`] has the defaults.
-pub struct Builtin {
-    pub group: &'static str,
-    pub version: &'static str,
-    pub kind: &'static str,
-    pub plural: &'static str,
-    pub short_names: &'static [&'static str],
-    pub categories: &'static [&'static str],
-    pub scope: Scope,
+/// Declares [`Builtin`]: each attribute has its type and its default in one place.
+macro_rules! attributes {
+    ($($(#[$doc:meta])* $name:ident: $type:ty = $default:expr,)*) => {
+        /// The facts of a kind. [`Builtin::EMPTY`] has the defaults.
+        pub struct Builtin {
+            $($(#[$doc])* pub $name: $type,)*
+        }
+
+        impl Builtin {
+            /// A namespaced kind without behaviour, printed by name and age.
+            pub const EMPTY: Self = Self { $($name: $default,)* };
+        }
+    };
+}
+
+attributes! {
+    group: &'static str = "",
+    version: &'static str = "v1",
+    kind: &'static str = "",
+    plural: &'static str = "",
+    short_names: &'static [&'static str] = &[],
+    categories: &'static [&'static str] = &[],
+    scope: Scope = Scope::Namespaced,
     /// The type's name in the schema table.
-    pub schema: &'static str,
-    pub verbs: &'static [&'static str],
-    pub subresources: &'static [SubresourceInfo],
+    schema: &'static str = "",
+    verbs: &'static [&'static str] = VERBS,
+    subresources: &'static [SubresourceInfo] = &[],
     /// Whether `status` can be written only through the status subresource.
-    pub has_status: bool,
+    has_status: bool = false,
     /// Whether the kind itself sets the status of a new object.
-    pub settles_status: bool,
+    settles_status: bool = false,
     /// Paths that a write of the object cannot set if there is a status; they get no manager.
-    pub resets: Resets,
+    resets: Resets = &[&["status"]],
     /// Paths that an update of `status` cannot change; `metadata` means its user-written fields.
-    pub status_resets: Resets,
+    status_resets: Resets = &[&["spec"]],
     /// Additional metadata checks on update, and on update of `status`.
-    pub metadata_checks: &'static [Check],
-    pub status_metadata_checks: &'static [Check],
+    metadata_checks: &'static [Check] = &[Check::Change],
+    status_metadata_checks: &'static [Check] = &[Check::Change],
     /// Whether `metadata.generation` counts changes.
-    pub has_generation: bool,
+    has_generation: bool = false,
     /// Whether it counts changes of annotations, too.
-    pub counts_annotations: bool,
+    counts_annotations: bool = false,
     /// Whether PUT creates a missing object.
-    pub creates_on_update: bool,
+    creates_on_update: bool = false,
     /// Whether PUT without a resourceVersion is allowed.
-    pub unconditional_update: bool,
+    unconditional_update: bool = true,
     /// How long objects live before they expire.
-    pub lifetime: Option<Duration>,
+    lifetime: Option<Duration> = None,
     /// Whether a write to a namespace is acknowledged only after it is synced to disk.
-    pub needs_sync: fn(&str) -> bool,
+    needs_sync: fn(&str) -> bool = |_| true,
     /// Whether a delete returns the deleted object instead of a Status.
-    pub returns_deleted: bool,
+    returns_deleted: bool = false,
     /// The Warning header of every request to a deprecated kind.
-    pub deprecation: Option<&'static str>,
+    deprecation: Option<&'static str> = None,
     /// Whether objects are only returned and never stored.
-    pub is_virtual: bool,
+    is_virtual: bool = false,
     /// The storage type, if objects are stored in another version or group.
-    pub stored_as: Option<&'static str>,
-    pub to_stored: fn(Object) -> Object,
-    pub from_stored: fn(Object) -> Object,
-    pub name_format: NameFormat,
-    pub default: fn(&mut Object),
+    stored_as: Option<&'static str> = None,
+    to_stored: fn(Object) -> Object = |object| object,
+    from_stored: fn(Object) -> Object = |object| object,
+    name_format: NameFormat = metadata::subdomain,
+    default: fn(&mut Object) = |_| {},
     /// Defaults that depend on the time of the write (RFC 3339, seconds).
-    pub default_at: fn(&mut Object, &str),
+    default_at: fn(&mut Object, &str) = |_, _| {},
     /// Runs after the status was dropped.
-    pub prepare_create: fn(&mut Object, &Context<'_>),
+    prepare_create: fn(&mut Object, &Context<'_>) = |_, _| {},
     /// Records who created an object.
-    pub record_requester: fn(&mut Object, &Requester<'_>),
+    record_requester: fn(&mut Object, &Requester<'_>) = |_, _| {},
     /// Whether that changes managedFields.
-    pub changes_managers: bool,
+    changes_managers: bool = false,
     /// Runs after the fields that this kind of write cannot change were restored.
-    pub prepare_update: Prepare,
-    pub validate_create: fn(&Object) -> field::Errors,
-    pub validate_update: fn(&Object, &Object, Subresource<'_>) -> field::Errors,
-    pub warnings: fn(&Object, Option<&Object>) -> Vec<String>,
+    prepare_update: Prepare = |_, _, _, _| {},
+    validate_create: fn(&Object) -> field::Errors = |_| Vec::new(),
+    validate_update: fn(&Object, &Object, Subresource<'_>) -> field::Errors = |_, _, _| Vec::new(),
+    warnings: fn(&Object, Option<&Object>) -> Vec<String> = |_, _| Vec::new(),
     /// Where they differ from those of a write of the object.
-    pub status_warnings: Option<fn(&Object) -> Vec<String>>,
-    pub deletion: fn(&Object, Option<i64>) -> Deletion,
+    status_warnings: Option<fn(&Object) -> Vec<String>> = None,
+    deletion: fn(&Object, Option<i64>) -> Deletion = |_, _| Deletion::Immediate,
     /// Changes beside `metadata` when an object becomes terminating.
-    pub mark_terminating: fn(&mut Object),
+    mark_terminating: fn(&mut Object) = |_| {},
     /// Whether a terminating object stays although its metadata has no finalizers.
-    pub is_held: fn(&Object) -> bool,
-    pub selectable: &'static [&'static str],
-    pub selectable_fields: fn(&Object) -> Vec<(&'static str, String)>,
-    pub columns: &'static [Column],
-    pub row: fn(&Object, i64) -> Vec<Value>,
-    pub row_conditions: fn(&Object) -> Option<Value>,
+    is_held: fn(&Object) -> bool = |_| false,
+    selectable: &'static [&'static str] = &[],
+    selectable_fields: fn(&Object) -> Vec<(&'static str, String)> = |_| Vec::new(),
+    columns: &'static [Column] = columns::NAME_AGE,
+    row: fn(&Object, i64) -> Vec<Value> = columns::name_age,
+    row_conditions: fn(&Object) -> Option<Value> = |_| None,
 }
 
 /// The verbs of ordinary kinds.
@@ -99,59 +113,6 @@ pub(crate) const VERBS: &[&str] = &[
     "update",
     "watch",
 ];
-
-impl Builtin {
-    /// A namespaced kind without behaviour, printed by name and age.
-    pub const EMPTY: Self = Self {
-        group: "",
-        version: "v1",
-        kind: "",
-        plural: "",
-        short_names: &[],
-        categories: &[],
-        scope: Scope::Namespaced,
-        schema: "",
-        verbs: VERBS,
-        subresources: &[],
-        has_status: false,
-        settles_status: false,
-        resets: &[&["status"]],
-        status_resets: &[&["spec"]],
-        metadata_checks: &[Check::Change],
-        status_metadata_checks: &[Check::Change],
-        has_generation: false,
-        counts_annotations: false,
-        creates_on_update: false,
-        unconditional_update: true,
-        lifetime: None,
-        needs_sync: |_| true,
-        returns_deleted: false,
-        deprecation: None,
-        is_virtual: false,
-        stored_as: None,
-        to_stored: |object| object,
-        from_stored: |object| object,
-        name_format: metadata::subdomain,
-        default: |_| {},
-        default_at: |_, _| {},
-        prepare_create: |_, _| {},
-        record_requester: |_, _| {},
-        changes_managers: false,
-        prepare_update: |_, _, _, _| {},
-        validate_create: |_| Vec::new(),
-        validate_update: |_, _, _| Vec::new(),
-        warnings: |_, _| Vec::new(),
-        status_warnings: None,
-        deletion: |_, _| Deletion::Immediate,
-        mark_terminating: |_| {},
-        is_held: |_| false,
-        selectable: &[],
-        selectable_fields: |_| Vec::new(),
-        columns: columns::NAME_AGE,
-        row_conditions: |_| None,
-        row: columns::name_age,
-    };
-}
 
 /// `status` with its usual verbs.
 pub(crate) const STATUS: SubresourceInfo = SubresourceInfo {
