@@ -22,7 +22,7 @@ struct ForeignChain {
 const FORWARD: &[&str] = &["iifname", "oifname"];
 const INPUT: &[&str] = &["iifname"];
 
-const fn place(
+const fn foreign_chain(
     table: &'static str,
     chain: &'static str,
     links: &'static [&'static str],
@@ -36,32 +36,32 @@ const fn place(
 
 /// All known chains.
 const ALL: &[ForeignChain] = &[
-    place("ip filter", "DOCKER-USER", FORWARD),
-    place("ip6 filter", "DOCKER-USER", FORWARD),
-    place("ip filter", "ufw-user-forward", FORWARD),
-    place("ip filter", "ufw-user-input", INPUT),
-    place("ip6 filter", "ufw6-user-forward", FORWARD),
-    place("ip6 filter", "ufw6-user-input", INPUT),
-    place("inet firewalld", "filter_FORWARD", FORWARD),
-    place("inet firewalld", "filter_INPUT", INPUT),
+    foreign_chain("ip filter", "DOCKER-USER", FORWARD),
+    foreign_chain("ip6 filter", "DOCKER-USER", FORWARD),
+    foreign_chain("ip filter", "ufw-user-forward", FORWARD),
+    foreign_chain("ip filter", "ufw-user-input", INPUT),
+    foreign_chain("ip6 filter", "ufw6-user-forward", FORWARD),
+    foreign_chain("ip6 filter", "ufw6-user-input", INPUT),
+    foreign_chain("inet firewalld", "filter_FORWARD", FORWARD),
+    foreign_chain("inet firewalld", "filter_INPUT", INPUT),
 ];
 
 /// Adds our rules to the firewalls that exist.
 pub(crate) async fn pass(nft: &Nft, id: &str, tables: &[String]) -> Result<()> {
     let links = names::link_prefix(id);
     let mut batch = Batch::new();
-    for place in present(tables) {
-        let Some(listing) = place.listing().await? else {
+    for chain in present(tables) {
+        let Some(listing) = chain.listing().await? else {
             continue;
         };
         if !handles(&listing, id).is_empty() {
             continue;
         }
-        for side in place.links {
+        for side in chain.links {
             batch.push(format!(
                 "insert rule {} {} {side} \"{links}*\" accept comment \"{}\"",
-                place.table,
-                place.chain,
+                chain.table,
+                chain.chain,
                 names::table(id)
             ));
         }
@@ -71,12 +71,12 @@ pub(crate) async fn pass(nft: &Nft, id: &str, tables: &[String]) -> Result<()> {
 
 /// Adds the removal of our rules to a batch.
 pub(crate) async fn remove(batch: &mut Batch, id: &str, tables: &[String]) -> Result<()> {
-    for place in present(tables) {
-        let Some(listing) = place.listing().await? else {
+    for chain in present(tables) {
+        let Some(listing) = chain.listing().await? else {
             continue;
         };
         for handle in handles(&listing, id) {
-            let (table, chain) = (place.table, place.chain);
+            let (table, chain) = (chain.table, chain.chain);
             batch.push(format!("delete rule {table} {chain} handle {handle}"));
         }
     }
@@ -85,7 +85,7 @@ pub(crate) async fn remove(batch: &mut Batch, id: &str, tables: &[String]) -> Re
 
 fn present(tables: &[String]) -> impl Iterator<Item = &'static ForeignChain> {
     ALL.iter()
-        .filter(|place| tables.iter().any(|table| table == place.table))
+        .filter(|chain| tables.iter().any(|table| table == chain.table))
 }
 
 impl ForeignChain {

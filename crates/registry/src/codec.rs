@@ -93,7 +93,7 @@ impl Draft {
         labels: &[(&str, &str)],
         field: (&str, &str),
     ) -> Self {
-        let revision = stored.header.stamp.place(stored.revision);
+        let revision = stored.header.stamp.revision_range(stored.revision);
         let longer = |edits: &[(Range<usize>, Vec<u8>)]| -> usize {
             edits.iter().map(|(_, text)| text.len()).sum()
         };
@@ -274,7 +274,7 @@ impl Stored {
     /// The object's uid as it is in JSON, without quotes; empty if it has none.
     fn uid_in<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         // In canonical bytes the resourceVersion follows the uid, and a uid has no quotes.
-        let before = &bytes[..self.header.stamp.place(self.revision).start];
+        let before = &bytes[..self.header.stamp.revision_range(self.revision).start];
         let Some(before) = before.strip_suffix(b"\"") else {
             return b"";
         };
@@ -286,7 +286,7 @@ impl Stored {
     /// Whether the object has this uid. `bytes` are those of the object.
     pub fn has_uid(&self, bytes: &[u8], uid: &str) -> bool {
         // In canonical bytes the resourceVersion follows the uid.
-        let before = &bytes[..self.header.stamp.place(self.revision).start];
+        let before = &bytes[..self.header.stamp.revision_range(self.revision).start];
         let before = before.strip_suffix(b"\"");
         let before = before.and_then(|before| before.strip_suffix(uid.as_bytes()));
         before.is_some_and(|before| before.ends_with(b"\"uid\":\""))

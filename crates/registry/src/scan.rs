@@ -54,15 +54,15 @@ impl Stamp {
     }
 
     /// The offsets of the revision in bytes that have it.
-    pub(crate) fn place(&self, revision: Revision) -> Range<usize> {
+    pub(crate) fn revision_range(&self, revision: Revision) -> Range<usize> {
         let at = self.at as usize;
         at..at + self.len(revision)
     }
 
     /// The bytes with the revision removed.
     pub(crate) fn remove(&self, bytes: &[u8], revision: Revision) -> Bytes {
-        let place = self.place(revision);
-        [&bytes[..place.start], &bytes[place.end..]].concat().into()
+        let range = self.revision_range(revision);
+        [&bytes[..range.start], &bytes[range.end..]].concat().into()
     }
 }
 
