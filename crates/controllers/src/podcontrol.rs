@@ -53,9 +53,9 @@ pub(crate) async fn create<O: Watched>(
     pod: &Pod,
 ) -> Result<bool, Error> {
     let namespace = owner.meta().namespace.as_deref().unwrap_or_default();
-    match pods.create(namespace, pod).await {
+    match pods.create_only(namespace, pod).await {
         Ok(created) => {
-            let name = created.metadata.name.unwrap_or_default();
+            let name = created.name;
             let about = owner.object_ref(&());
             recorder.event(
                 &about,

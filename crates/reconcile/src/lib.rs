@@ -25,7 +25,7 @@ pub use queue::Queue;
 pub use recorder::{Kind, Recorder};
 pub use runner::{Action, Controller, Key, follow};
 pub use selector::Selector;
-pub use writer::Writer;
+pub use writer::{Writer, Written};
 
 /// Why a reconciliation failed; it is retried with backoff.
 #[derive(Debug, thiserror::Error)]

@@ -9,8 +9,12 @@ use client::{Api, Informer, ToJson, informer::Object};
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::{
     Resource,
-    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy},
+    api::{
+        DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy, Request,
+    },
+    core::request,
 };
+use serde::Deserialize;
 use serde_json::Value;
 use tracing::warn;
 
@@ -18,6 +22,16 @@ use crate::{Error, StatusPatch};
 
 /// How long a write waits for the informer.
 const CACHE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What most writers need of the response to a write: the rest is not decoded.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Written {
+    /// The name, which the API server may have completed.
+    pub name: String,
+    /// The new version.
+    pub resource_version: String,
+}
 
 /// Writes objects of one kind as one user.
 pub struct Writer<K> {
@@ -67,6 +81,17 @@ where
         Ok(self.shown(created).await)
     }
 
+    /// Creates an object whose stored form is not needed.
+    pub async fn create_only(&self, namespace: &str, object: &K) -> Result<Written, Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+    {
+        let body = object.to_json().map_err(kube::Error::SerdeError)?;
+        let request = Request::new(K::url_path(&(), Some(namespace)));
+        self.send(request.create(&PostParams::default(), body))
+            .await
+    }
+
     /// Replaces an object, with its resourceVersion as a precondition.
     pub async fn update(&self, namespace: &str, object: &K) -> Result<K, Error>
     where
@@ -81,16 +106,16 @@ where
     }
 
     /// Replaces an object's status, with its resourceVersion as a precondition.
-    pub async fn update_status(&self, namespace: &str, object: &K) -> Result<K, Error>
+    pub async fn update_status(&self, namespace: &str, object: &K) -> Result<Written, Error>
     where
         K: Resource<Scope = NamespaceResourceScope>,
     {
-        let name = object.meta().name.clone().unwrap_or_default();
-        let api = self.api(namespace);
-        let updated = api
-            .replace_status(&name, &PostParams::default(), object)
-            .await?;
-        Ok(self.shown(updated).await)
+        let name = segment(object.meta().name.as_deref())?;
+        let body = object.to_json().map_err(kube::Error::SerdeError)?;
+        let request = Request::new(K::url_path(&(), Some(namespace)));
+        let params = PostParams::default();
+        self.send(request.replace_subresource("status", name, &params, body))
+            .await
     }
 
     /// Applies a merge patch to an object.
@@ -112,15 +137,14 @@ where
         namespace: &str,
         name: &str,
         patch: &Value,
-    ) -> Result<K, Error>
+    ) -> Result<Written, Error>
     where
         K: Resource<Scope = NamespaceResourceScope>,
     {
-        let api = self.api(namespace);
-        let patched = api
-            .patch(name, &PatchParams::default(), &Patch::Strategic(patch))
-            .await?;
-        Ok(self.shown(patched).await)
+        let name = segment(Some(name))?;
+        let request = Request::new(K::url_path(&(), Some(namespace)));
+        let (params, patch) = (PatchParams::default(), Patch::Strategic(patch));
+        self.send(request.patch(name, &params, &patch)).await
     }
 
     /// Patches conditions and fields of an object's status.
@@ -254,15 +278,117 @@ where
     }
 
     async fn shown(&self, object: K) -> K {
-        let version = object.meta().resource_version.clone().unwrap_or_default();
-        let shown = self.informer.reached_within(&version, CACHE_TIMEOUT).await;
-        self.warn_unless(shown);
+        let version = object.meta().resource_version.as_deref();
+        self.reached(version.unwrap_or_default()).await;
         object
+    }
+
+    /// Sends a write and waits until the informer shows it.
+    async fn send(
+        &self,
+        request: Result<http::Request<Vec<u8>>, request::Error>,
+    ) -> Result<Written, Error> {
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        let written = read(&self.client.request_text(request).await?)?;
+        self.reached(&written.resource_version).await;
+        Ok(written)
+    }
+
+    async fn reached(&self, version: &str) {
+        let shown = self.informer.reached_within(version, CACHE_TIMEOUT).await;
+        self.warn_unless(shown);
     }
 
     fn warn_unless(&self, shown: bool) {
         if !shown {
             warn!(kind = %K::kind(&()), "informer cache does not show a write yet, its controllers wait");
         }
+    }
+}
+
+/// Name and version in a response.
+fn read(response: &str) -> Result<Written, kube::Error> {
+    #[derive(Deserialize)]
+    struct Response {
+        metadata: Written,
+    }
+    let response: Response = serde_json::from_str(response).map_err(kube::Error::SerdeError)?;
+    Ok(response.metadata)
+}
+
+/// The name of an object as one segment of a path. The API server has no objects with other names.
+fn segment(name: Option<&str>) -> Result<&str, kube::Error> {
+    let name = name.unwrap_or_default();
+    let is_segment = !matches!(name, "" | "." | "..")
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-._~:@!$'()*,;=".contains(&byte));
+    if is_segment {
+        return Ok(name);
+    }
+    let why = format!("invalid resource name {name:?}");
+    Err(kube::Error::BuildRequest(request::Error::Validation(why)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::api::ObjectMeta;
+    use serde_json::json;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn writes_return_name_and_version_without_decoding_the_rest() {
+        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+        let seen = asked.clone();
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let line = format!("{} {}", request.method(), request.uri());
+            seen.lock().unwrap().push(line);
+            let metadata = json!({"name": "a-x", "resourceVersion": "7", "labels": null});
+            let answer = json!({"metadata": metadata, "data": "not a map"}).to_string();
+            let body = kube::client::Body::from(answer.into_bytes());
+            async move { Ok::<_, std::convert::Infallible>(http::Response::new(body)) }
+        });
+        let client = client::in_process(service);
+        let map = |name: &str| ConfigMap {
+            metadata: ObjectMeta {
+                name: Some(name.into()),
+                resource_version: Some("7".into()),
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        let informer = Informer::<ConfigMap>::builder(client.clone()).offline();
+        informer.upsert(map("a-x"));
+        let writer = Writer::new(client, informer);
+        let patch = json!({"data": {}});
+        let written = [
+            writer.create_only("d", &map("a")).await.unwrap(),
+            writer.update_status("d", &map("a")).await.unwrap(),
+            writer.patch_strategic("d", "a", &patch).await.unwrap(),
+        ];
+        let expected = Written {
+            name: "a-x".into(),
+            resource_version: "7".into(),
+        };
+        assert!(written.iter().all(|one| *one == expected), "{written:?}");
+        let maps = "/api/v1/namespaces/d/configmaps";
+        let expected = [
+            format!("POST {maps}"),
+            format!("PUT {maps}/a/status"),
+            format!("PATCH {maps}/a"),
+        ];
+        let lines: Vec<String> = std::mem::take(&mut *asked.lock().unwrap());
+        let lines = lines.iter().map(|line| line.trim_end_matches(['?', '&']));
+        assert_eq!(lines.collect::<Vec<_>>(), expected);
+        for name in ["", ".", "..", "a/b", "a%2fb", "a?b"] {
+            let refused = writer.update_status("d", &map(name)).await;
+            assert!(refused.is_err(), "{name}");
+            assert!(writer.patch_strategic("d", name, &patch).await.is_err());
+        }
+        assert!(asked.lock().unwrap().is_empty());
     }
 }

@@ -345,7 +345,8 @@ impl Controller for Claims {
         let mut claim = (*claim).clone();
         if change.status.is_some() {
             claim.status = change.status;
-            claim = self.claims.update_status(&key.namespace, &claim).await?;
+            let updated = self.claims.update_status(&key.namespace, &claim).await?;
+            claim.metadata.resource_version = Some(updated.resource_version);
         }
         if change.remove_finalizer {
             let finalizers = claim.metadata.finalizers.get_or_insert_default();
