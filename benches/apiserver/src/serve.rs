@@ -23,6 +23,8 @@ pub(crate) async fn serve(
     listen: SocketAddr,
     dual_stack: bool,
 ) -> anyhow::Result<()> {
+    // As the program `mainstay` does.
+    allocator::purge_in_background();
     let (server, supervisor) = assemble(directory, listen, dual_stack)?;
     let announce = async {
         println!("{}", server.address().await);

@@ -9,7 +9,7 @@ use http_body_util::{BodyStream, Full};
 use machinery::json::{Value, json};
 
 use crate::{
-    backend_server::{Backend, GROUP, Mode},
+    backend_server::{Backend, GROUP, Mode, SERVICES, condition},
     support::{Server, admin, eventually, over_socket, send},
 };
 
@@ -75,7 +75,10 @@ async fn only_the_status_of_a_probe_is_waited_for() {
     let backend = Backend::start(&server, Mode::Modern).await;
     let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
     backend.set(Mode::Raw(head, Some("8\r\naaaaaaaa\r\n")));
-    backend.install(&server).await;
+    backend.make_service(&server).await;
+    let made = admin(&server, "POST", SERVICES, backend.api_service("v1")).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    eventually(|| async { (condition(&server).await["reason"] == "Passed").then_some(()) }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
