@@ -160,12 +160,42 @@ async fn invoke(
         return Ok(());
     }
     let typed = Typed::find(request, &matched.kind, matched)?;
+    let changed = mutate(
+        request,
+        invocation,
+        &typed,
+        &surroundings,
+        &mut form,
+        errors,
+    )
+    .await?;
+    reinvocation.ran(NAME, &id, changed, program.is_reinvocable);
+    if changed {
+        match request.forms.convert_back(&form, matched).await {
+            Ok(own) => *object = own.unwrap_or(form),
+            Err(why) => errors.add(policy, Some(&binding.name), why, "Invalid"),
+        }
+    }
+    Ok(())
+}
+
+/// Applies one mutation after the other, each to the result of the last. Whether any changed the object.
+async fn mutate(
+    request: &Request<'_>,
+    invocation: &Invocation<'_, Mutating>,
+    typed: &Typed<'_>,
+    surroundings: &Activation<'_>,
+    form: &mut Object,
+    errors: &mut Errors<'_>,
+) -> Result<bool, Status> {
+    let (policy, binding) = (&invocation.policy, &invocation.binding);
+    let (program, uses) = (&policy.program, policy.program.uses);
     let mut changed = false;
     for at in 0..program.len() {
         let begun = Instant::now();
         let mutated = loop {
             let activation = Activation {
-                object: Some(&form),
+                object: Some(&*form),
                 ..surroundings.clone()
             };
             let mutated = program.mutate(at, &request.attributes, &activation, typed.root());
@@ -179,21 +209,14 @@ async fn invoke(
         match mutated {
             Ok(mutated) => {
                 if let Some(next) = typed.read(mutated)? {
-                    changed |= next != form;
-                    form = next;
+                    changed |= next != *form;
+                    *form = next;
                 }
             }
             Err(why) => errors.add(policy, Some(&binding.name), why, "Invalid"),
         }
     }
-    reinvocation.ran(NAME, &id, changed, program.is_reinvocable);
-    if changed {
-        match request.forms.convert_back(&form, matched).await {
-            Ok(own) => *object = own.unwrap_or(form),
-            Err(why) => errors.add(policy, Some(&binding.name), why, "Invalid"),
-        }
-    }
-    Ok(())
+    Ok(changed)
 }
 
 /// The object in the matched version, and the old one if it had to be converted.

@@ -59,7 +59,7 @@ pub(super) async fn collect(
     let (Some(resource), Some(reference)) = (resource, reference) else {
         return Ok(vec![None]);
     };
-    let place = place(resource.namespaced(), reference, namespace)?;
+    let namespace = params_namespace(resource.namespaced(), reference, namespace)?;
     let params = match &reference.selector {
         None if reference.name.is_empty() => {
             return Err("one of name or selector must be provided".to_owned());
@@ -68,8 +68,8 @@ pub(super) async fn collect(
             let why = "paramRef.name and paramRef.selector are mutually exclusive";
             return Err(why.to_owned());
         }
-        None => named(reader, resource, &place, &reference.name).await?,
-        Some(Ok(selector)) => selected(reader, resource, &place, selector).await?,
+        None => named(reader, resource, &namespace, &reference.name).await?,
+        Some(Ok(selector)) => selected(reader, resource, &namespace, selector).await?,
         Some(Err(why)) => return Err(why.clone()),
     };
     if params.is_empty() && reference.required {
@@ -80,7 +80,7 @@ pub(super) async fn collect(
 }
 
 /// The namespace of the parameters.
-fn place<'a>(
+fn params_namespace<'a>(
     namespaced: bool,
     reference: &'a ParamRef,
     namespace: &'a str,
