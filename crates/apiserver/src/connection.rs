@@ -24,7 +24,7 @@ use hyper_util::{
 };
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::{
     sync::{CancellationToken, WaitForCancellationFutureOwned},
     task::TaskTracker,
@@ -54,18 +54,8 @@ pub(crate) async fn serve(
     stream: TcpStream,
     remote: SocketAddr,
 ) {
-    // If the peer has already disconnected, the handshake fails.
-    let _ = stream.set_nodelay(true);
-    let tls = match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
-        Ok(Ok(tls)) => tls,
-        Ok(Err(error)) => {
-            core.metrics.handshake_failed();
-            return debug!(%remote, %error, "TLS handshake failed");
-        }
-        Err(_) => {
-            core.metrics.handshake_failed();
-            return debug!(%remote, "TLS handshake took too long");
-        }
+    let Some(tls) = handshake(&core, &acceptor, stream, remote).await else {
+        return;
     };
     let certificates = tls.get_ref().1.peer_certificates();
     let certificates = certificates
@@ -114,20 +104,7 @@ pub(crate) async fn serve(
             Ok::<_, std::convert::Infallible>(response)
         }
     });
-    let mut builder = auto::Builder::new(executor);
-    builder
-        .http1()
-        .timer(OneTimer::default())
-        .header_read_timeout(idle)
-        // A front proxy sends one header line for each group of a user.
-        .max_headers(500)
-        .max_buf_size(1 << 20);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(1000)
-        .initial_stream_window_size(STREAM_WINDOW)
-        .max_header_list_size(1 << 20);
+    let builder = builder(executor, idle);
     let served = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
     tokio::pin!(served);
     let ended = tokio::select! {
@@ -148,6 +125,43 @@ pub(crate) async fn serve(
     if let Err(error) = ended {
         debug!(%remote, %error, "connection ended");
     }
+}
+
+/// Makes the TLS handshake within its time.
+async fn handshake(
+    core: &Core,
+    acceptor: &TlsAcceptor,
+    stream: TcpStream,
+    remote: SocketAddr,
+) -> Option<TlsStream<TcpStream>> {
+    // If the peer has already disconnected, the handshake fails.
+    let _ = stream.set_nodelay(true);
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
+        Ok(Ok(tls)) => return Some(tls),
+        Ok(Err(error)) => debug!(%remote, %error, "TLS handshake failed"),
+        Err(_) => debug!(%remote, "TLS handshake took too long"),
+    }
+    core.metrics.handshake_failed();
+    None
+}
+
+/// The limits of a connection of either HTTP version.
+fn builder(executor: Owned, idle: Duration) -> auto::Builder<Owned> {
+    let mut builder = auto::Builder::new(executor);
+    builder
+        .http1()
+        .timer(OneTimer::default())
+        .header_read_timeout(idle)
+        // A front proxy sends one header line for each group of a user.
+        .max_headers(500)
+        .max_buf_size(1 << 20);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(1000)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .max_header_list_size(1 << 20);
+    builder
 }
 
 /// The activity of one connection.

@@ -71,17 +71,30 @@ impl ApiServer {
     }
 
     async fn serve(self: Arc<Self>, context: Context) -> Outcome {
+        let (listener, address) = self.listen().await?;
+        self.start(&context).await?;
+        self.address.send_replace(Some(address));
+        info!(%address, "serving");
+        context.ready();
+        self.accept(&context, listener).await;
+        self.drain().await;
+        Ok(())
+    }
+
+    async fn listen(&self) -> Result<(TcpListener, SocketAddr), Error> {
         let listen = self.core.config.listen;
-        let listener = TcpListener::bind(listen)
-            .await
-            .map_err(|error| Error::Listen(listen, error))?;
-        let address = listener
-            .local_addr()
-            .map_err(|error| Error::Listen(listen, error))?;
+        let failed = |error| Error::Listen(listen, error);
+        let listener = TcpListener::bind(listen).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
         // If the service restarts after a failure, the port stays that of the first run.
         let _ = self.core.port.set(address.port());
+        Ok((listener, address))
+    }
+
+    /// Does what must be done before the first request, and starts the tasks that run beside requests.
+    async fn start(&self, context: &Context) -> Result<(), Error> {
         let done = |part| self.core.started.finish(part);
-        self.start_plugins(&context);
+        self.start_plugins(context);
         done(Part::Plugins);
         let servers = Servers::default();
         let living = bootstrap::living(&self.core, &servers).await;
@@ -145,14 +158,16 @@ impl ApiServer {
             "service-addresses",
             service_allocator::keep(allocator, synced),
         );
-        self.address.send_replace(Some(address));
-        info!(%address, "serving");
-        context.ready();
+        Ok(())
+    }
+
+    /// Serves connections until shutdown.
+    async fn accept(&self, context: &Context, listener: TcpListener) {
         let acceptor = TlsAcceptor::from(self.core.config.tls.clone());
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
-                () = context.shutdown() => break,
+                () = context.shutdown() => return,
             };
             match accepted {
                 Ok((stream, remote)) => {
@@ -166,12 +181,15 @@ impl ApiServer {
                 }
             }
         }
+    }
+
+    /// Waits until the writes that have begun are complete and all streams have ended.
+    async fn drain(&self) {
         self.core.tasks.stopping.cancel();
         self.core.tasks.writes.close();
         self.core.tasks.writes.wait().await;
         self.core.tasks.streams.close();
         self.core.tasks.streams.wait().await;
-        Ok(())
     }
 
     fn start_plugins(&self, context: &Context) {

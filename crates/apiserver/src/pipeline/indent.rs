@@ -82,12 +82,12 @@ impl Indenter {
     fn indent(&mut self, piece: &[u8]) -> Bytes {
         let mut out = BytesMut::with_capacity(piece.len() + piece.len() / 2);
         for byte in piece.iter().copied() {
-            self.one(byte, &mut out);
+            self.indent_byte(byte, &mut out);
         }
         out.freeze()
     }
 
-    fn one(&mut self, byte: u8, out: &mut BytesMut) {
+    fn indent_byte(&mut self, byte: u8, out: &mut BytesMut) {
         if self.in_string {
             out.extend_from_slice(&[byte]);
             self.in_string = byte != b'"' || self.escaped;
