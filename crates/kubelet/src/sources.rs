@@ -95,7 +95,9 @@ impl Sources {
     /// Fetches all needs of a pod, side by side. Missing objects are absent from the result.
     pub async fn gather(&self, pod: &Pod, needs: &[Need], now: Timestamp) -> Result<Gathered> {
         let unique: BTreeSet<&Need> = needs.iter().collect();
-        let fetched = unique.into_iter().map(|need| self.one(pod, need, now));
+        let fetched = unique
+            .into_iter()
+            .map(|need| self.fetch_one(pod, need, now));
         let mut gathered = Gathered::default();
         for part in futures::future::try_join_all(fetched).await? {
             gathered.add(part);
@@ -103,7 +105,7 @@ impl Sources {
         Ok(gathered)
     }
 
-    async fn one(&self, pod: &Pod, need: &Need, now: Timestamp) -> Result<Gathered> {
+    async fn fetch_one(&self, pod: &Pod, need: &Need, now: Timestamp) -> Result<Gathered> {
         let mut gathered = Gathered::default();
         let objects = &mut gathered.objects;
         match need {

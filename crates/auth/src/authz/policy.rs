@@ -81,7 +81,7 @@ fn split_list(text: &str) -> Vec<String> {
 }
 
 /// An optional namespace and a name.
-fn place(text: &str) -> (String, String) {
+fn namespace_and_name(text: &str) -> (String, String) {
     let (namespace, name) = text.split_once('/').unwrap_or(("", text));
     (namespace.to_owned(), name.to_owned())
 }
@@ -92,7 +92,7 @@ fn parse(text: &str) -> Policy {
         let (first, rest) = line.split_once(' ').unwrap_or((&line, ""));
         match (indented, first, policy.roles.last_mut()) {
             (false, "role", _) => {
-                let (namespace, name) = place(rest);
+                let (namespace, name) = namespace_and_name(rest);
                 policy.roles.push(Role {
                     namespace,
                     name,
@@ -129,11 +129,11 @@ fn parse(text: &str) -> Policy {
 fn binding(text: &str) -> Binding {
     let (head, subjects) = text.split_once(" to").unwrap_or((text, ""));
     let (name, role) = head.split_once(" as ").unwrap_or((head, head));
-    let (namespace, name) = place(name);
+    let (namespace, name) = namespace_and_name(name);
     let subject = |text: String| match text.split_once(':') {
         Some(("group", name)) => Subject::Group(name.to_owned()),
         Some(("account", name)) => {
-            let (namespace, name) = place(name);
+            let (namespace, name) = namespace_and_name(name);
             Subject::Account { namespace, name }
         }
         Some((_, name)) => Subject::User(name.to_owned()),

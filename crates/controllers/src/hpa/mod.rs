@@ -384,7 +384,7 @@ impl Look<'_> {
         let mut failures: Vec<Failure> = Vec::new();
         for spec in &specs {
             let begun = Instant::now();
-            let outcome = self.one(spec, &workload, &selector).await;
+            let outcome = self.propose(spec, &workload, &selector).await;
             self.count(spec, &outcome, begun.elapsed());
             match outcome {
                 Ok((proposal, name)) => {
@@ -496,7 +496,7 @@ impl Look<'_> {
     }
 
     /// One metric's proposal, and its name in messages.
-    async fn one(
+    async fn propose(
         &self,
         spec: &MetricSpec,
         workload: &Workload<'_>,

@@ -28,13 +28,13 @@ pub(super) async fn resolve(
     let claim = claim.map_err(|error| {
         failed(format!(
             "failed to fetch PVC from API server: {}",
-            said(error)
+            error_message(error)
         ))
     })?;
     let volumes: Api<PersistentVolume> = Api::all(core.config.client.clone());
     let bound = resolve::bound_volume(pod, volume, &claim).map_err(failed)?;
     let found = volumes.get(bound).await.map_err(|error| {
-        let error = said(error);
+        let error = error_message(error);
         failed(format!(
             "failed to fetch PV {bound} from API server: {error}"
         ))
@@ -43,7 +43,7 @@ pub(super) async fn resolve(
 }
 
 /// The API server's error message.
-fn said(error: kube::Error) -> String {
+fn error_message(error: kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message,
         error => error.to_string(),

@@ -32,13 +32,13 @@ impl Images {
         } else {
             for blob in &image.blobs {
                 let path = self.blob_path(&blob.digest).map_err(io::Error::other)?;
-                archive.append_file(place(&blob.digest), &mut File::open(path)?)?;
+                archive.append_file(archive_path(&blob.digest), &mut File::open(path)?)?;
             }
             let path = self.blob_path(&image.manifest).map_err(io::Error::other)?;
             (std::fs::read(path)?, image.manifest.clone())
         };
-        append(archive, &place(&image.id), &config)?;
-        append(archive, &place(&digest), &manifest)?;
+        append(archive, &archive_path(&image.id), &config)?;
+        append(archive, &archive_path(&digest), &manifest)?;
         let entry = |name: Option<&String>| {
             let annotations = name.map(|name| json!({ "io.containerd.image.name": name, "org.opencontainers.image.ref.name": name }));
             json!({
@@ -72,7 +72,7 @@ impl Images {
             let size = made.metadata()?.len();
             let appended = written.and_then(|()| {
                 let mut made = File::open(&staging)?;
-                archive.append_file(place(diff_id), &mut made)
+                archive.append_file(archive_path(diff_id), &mut made)
             });
             std::fs::remove_file(&staging)?;
             appended?;
@@ -85,7 +85,7 @@ impl Images {
     }
 }
 
-fn place(digest: &str) -> String {
+fn archive_path(digest: &str) -> String {
     format!("blobs/{}", digest.replace(':', "/"))
 }
 

@@ -45,10 +45,10 @@ pub(super) fn mounts(
     let mut kept: Vec<Value> = Vec::new();
     for entry in list {
         // A requested mount replaces a default one.
-        kept.retain(|known| place(known) != place(&entry));
+        kept.retain(|known| destination(known) != destination(&entry));
         kept.push(entry);
     }
-    kept.sort_by_key(|entry| place(entry).components().count());
+    kept.sort_by_key(|entry| destination(entry).components().count());
     let propagation = match propagation {
         None => "private",
         Some(Propagation::Slave) => "slave",
@@ -60,7 +60,7 @@ pub(super) fn mounts(
     })
 }
 
-fn place(entry: &Value) -> &Path {
+fn destination(entry: &Value) -> &Path {
     Path::new(entry["destination"].as_str().unwrap_or_default())
 }
 

@@ -11,7 +11,7 @@ use cri::files::{ExportRequest, Piece, image_files_client::ImageFilesClient};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::said;
+use super::runtime_error;
 
 /// Bytes per message: well below the server's limit.
 const PIECE: usize = 1 << 20;
@@ -69,14 +69,18 @@ pub(super) async fn export(socket: &Path, image: String, file: &str) -> Result<(
     let request = ExportRequest {
         image: image.clone(),
     };
-    let mut pieces = client.export(request).await.map_err(said)?.into_inner();
+    let mut pieces = client
+        .export(request)
+        .await
+        .map_err(runtime_error)?
+        .into_inner();
     let partial = format!("{file}.partial");
     let mut out: Box<dyn Write> = match file {
         "-" => Box::new(io::stdout()),
         _ => Box::new(new_file(&partial).with_context(|| partial.clone())?),
     };
     let mut written = Ok(());
-    while let Some(piece) = pieces.message().await.map_err(said).transpose() {
+    while let Some(piece) = pieces.message().await.map_err(runtime_error).transpose() {
         written = piece.and_then(|piece| Ok(out.write_all(&piece.content)?));
         if written.is_err() {
             break;

@@ -71,7 +71,7 @@ async fn list(socket: &Path) -> Result<()> {
         .images
         .list_images(ListImagesRequest { filter: None })
         .await
-        .map_err(said)?;
+        .map_err(runtime_error)?;
     let mut rows: Vec<[String; 3]> = answer.into_inner().images.iter().flat_map(rows).collect();
     rows.sort();
     rows.insert(0, ["IMAGE", "ID", "SIZE"].map(str::to_owned));
@@ -118,19 +118,27 @@ async fn remove(socket: &Path, images: Vec<String>) -> Result<()> {
             image: spec.clone(),
             verbose: false,
         };
-        let known = client.images.image_status(known).await.map_err(said)?;
+        let known = client
+            .images
+            .image_status(known)
+            .await
+            .map_err(runtime_error)?;
         if known.into_inner().image.is_none() {
             bail!("no image {image:?} on this node; `mainstay image list` shows its images");
         }
         let request = RemoveImageRequest { image: spec };
-        client.images.remove_image(request).await.map_err(said)?;
+        client
+            .images
+            .remove_image(request)
+            .await
+            .map_err(runtime_error)?;
         println!("removed {image}");
     }
     Ok(())
 }
 
 /// The runtime's message, without gRPC's words.
-fn said(status: cri::tonic::Status) -> anyhow::Error {
+fn runtime_error(status: cri::tonic::Status) -> anyhow::Error {
     anyhow::anyhow!("{}", status.message())
 }
 

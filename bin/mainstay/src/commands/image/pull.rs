@@ -12,7 +12,7 @@ use cri::files::{
     PullPart, PullProgress, PullRequest, PullStage, image_files_client::ImageFilesClient,
 };
 
-use super::said;
+use super::runtime_error;
 
 /// Columns of a bar.
 const BAR: usize = 30;
@@ -29,11 +29,15 @@ pub(super) async fn pull(socket: &Path, image: String, username: Option<String>)
         username: username.unwrap_or_default(),
         password,
     };
-    let mut messages = client.pull(request).await.map_err(said)?.into_inner();
+    let mut messages = client
+        .pull(request)
+        .await
+        .map_err(runtime_error)?
+        .into_inner();
     let mut out = io::stdout();
     let mut screen = Screen::new(out.is_terminal());
     let mut id = None;
-    while let Some(progress) = messages.message().await.map_err(said)? {
+    while let Some(progress) = messages.message().await.map_err(runtime_error)? {
         out.write_all(screen.show(&progress).as_bytes())?;
         out.flush()?;
         id = (!progress.id.is_empty()).then_some(progress.id);
