@@ -84,6 +84,8 @@ pub(crate) const SERVICE: &str = "service";
 pub(crate) const CLAIM: &str = "claim";
 /// The index of VolumeAttachments by node; [`CLAIM`] has them by volume.
 pub(crate) const ATTACHED: &str = "attached";
+/// The index of PersistentVolumes by CSI driver and handle ([`handle_key`]).
+pub(crate) const HANDLE: &str = "handle";
 /// The index of nodes by their pod CIDRs.
 pub(crate) const CIDR: &str = "cidr";
 /// The index of pods by their ResourceClaims ([`device_claim_key`]) and the templates of them
@@ -231,6 +233,11 @@ impl Watched for PersistentVolumeClaim {
 
 impl Watched for PersistentVolume {
     fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+        let builder = builder.index(HANDLE, |volume| {
+            let source = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+            let key = source.map(|csi| handle_key(&csi.driver, &csi.volume_handle));
+            key.into_iter().collect()
+        });
         builder.index(CLAIM, |volume| {
             let Some(claim) = storage::claim_ref(volume) else {
                 return vec![candidate_key(storage::volume_class(volume))];
@@ -309,6 +316,11 @@ fn by_device_claim(pod: &Pod) -> Vec<String> {
 /// The index key of a claim's pods and volumes.
 pub(crate) fn claimed_key(namespace: &str, claim: &str) -> String {
     format!("claim {namespace}/{claim}")
+}
+
+/// The index key of PersistentVolumes with one handle of a CSI driver.
+pub(crate) fn handle_key(driver: &str, handle: &str) -> String {
+    format!("{driver}^{handle}")
 }
 
 /// Namespace and name of the claim of a [`claimed_key`].

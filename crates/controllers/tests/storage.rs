@@ -6,7 +6,7 @@
 mod world;
 
 use k8s_openapi::api::{
-    core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount},
+    core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount},
     storage::v1::{StorageClass, VolumeAttachment},
 };
 use kube::{
@@ -374,6 +374,52 @@ async fn reported(world: &World) -> Result<Vec<String>, kube::Error> {
     Ok(attached.map(|volume| volume.name).collect())
 }
 
+/// Two PersistentVolumes with one handle are one volume, which `attachment` has for its node.
+async fn a_second_volume_with_its_handle_waits_on_another_node(world: &World, attachment: &str) {
+    let managed = json!({"volumes.kubernetes.io/controller-managed-attach-detach": "true"});
+    create::<Node>(
+        world,
+        json!({"metadata": {"name": "n2", "annotations": managed}}),
+    )
+    .await;
+    let csi = json!({"driver": "x.io", "volumeHandle": "v1"});
+    let volume = json!({"metadata": {"name": "pv2"}, "spec": {"capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"], "csi": csi}});
+    create::<PersistentVolume>(world, volume).await;
+    world
+        .create::<PersistentVolumeClaim>("default", claim("data2", ""))
+        .await;
+    claim_is(world, "data2", "Bound").await;
+    let volumes = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "data2"}}]);
+    let pod = json!({"metadata": {"name": "db2"}, "spec": {"nodeName": "n2", "volumes": volumes,
+        "containers": [{"name": "c", "image": "i"}]}});
+    world.create::<Pod>("default", pod).await;
+    let events: Api<Event> = world.api("default");
+    let waits = || async {
+        let all = events.list(&ListParams::default()).await?;
+        Ok::<_, kube::Error>(all.items.iter().any(|event| {
+            event.involved_object.name.as_deref() == Some("db2")
+                && event.reason.as_deref() == Some("FailedAttachVolume")
+                && event
+                    .message
+                    .as_deref()
+                    .is_some_and(|it| it.ends_with("by pod(s) db"))
+        }))
+    };
+    world.until("an event of the second pod", waits).await;
+    let attachments: Api<VolumeAttachment> = Api::all(world.client.clone());
+    let all = attachments.list(&ListParams::default()).await.unwrap();
+    let names: Vec<_> = all
+        .items
+        .iter()
+        .filter_map(|it| it.metadata.name.as_deref())
+        .collect();
+    assert_eq!(names, [attachment]);
+    let pods: Api<Pod> = world.api("default");
+    let now = DeleteParams::default().grace_period(0);
+    pods.delete("db2", &now).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_csi_volume_is_attached_for_a_pod_and_detached_when_its_node_is_done_with_it() {
     let world = attached_world().await;
@@ -403,7 +449,22 @@ async fn a_csi_volume_is_attached_for_a_pod_and_detached_when_its_node_is_done_w
         .until("the volume in the status of the node", is_reported)
         .await;
 
-    set_status(&world, json!({"volumesInUse": [unique]})).await;
+    // Without the condition nothing would be detached for minutes.
+    let ready = json!([{"type": "Ready", "status": "True"}]);
+    let status = json!({"volumesInUse": [unique], "conditions": ready});
+    set_status(&world, status).await;
+    a_second_volume_with_its_handle_waits_on_another_node(&world, &name).await;
+    // Also without the PersistentVolume that names the handle.
+    let volumes: Api<PersistentVolume> = Api::all(world.client.clone());
+    volumes
+        .delete("pv", &DeleteParams::default())
+        .await
+        .unwrap();
+    let no_finalizers = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    volumes.patch("pv", &params, &no_finalizers).await.unwrap();
+    let is_gone = || async { Ok::<_, kube::Error>(volumes.get_opt("pv").await?.is_none()) };
+    world.until("no PersistentVolume", is_gone).await;
+    claim_is(&world, "data", "Lost").await;
     let pods: Api<Pod> = world.api("default");
     let now = DeleteParams::default().grace_period(0);
     pods.delete("db", &now).await.unwrap();

@@ -162,6 +162,14 @@ async fn set_up_storage(
     };
     let plugin = resolve::plugin(spec).map_err(refuse)?;
     claims::check_affinity(core, spec)?;
+    resolve::check_mount_options(spec, plugin).map_err(|error| Error::Mount {
+        reason: failed_reason(spec),
+        message: format!(
+            "MountVolume.MountOptionSupport check failed for volume {:?} : {error}",
+            spec.name
+        ),
+        is_waiting: false,
+    })?;
     let (begun, name) = (Instant::now(), metrics::storage_plugin(spec));
     let ready = core.volumes.set_up(pod, spec, plugin, again, cancel).await;
     let volumes = &core.metrics.volumes;

@@ -8,6 +8,9 @@ use std::{
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{AttachedVolume, ObjectReference};
 
+/// The start of the names of CSI volumes in the status of nodes.
+pub(super) const CSI_PREFIX: &str = "kubernetes.io/csi/";
+
 /// How long a volume in use stays attached to a node that is not ready.
 pub(super) const MAX_WAIT_FOR_UNMOUNT: Duration = Duration::from_secs(6 * 60);
 
@@ -41,6 +44,20 @@ impl Host {
             Self::Gone { in_use } => in_use.as_ref().is_none_or(|used| used.contains(volume)),
             Self::Present { in_use, .. } => in_use.contains(volume),
         }
+    }
+
+    /// The volumes that the node reports as used or attached.
+    pub(super) fn volumes(&self) -> impl Iterator<Item = &str> {
+        let (used, attached) = match self {
+            Self::NotManaged => (None, &[][..]),
+            Self::Gone { in_use } => (in_use.as_ref(), &[][..]),
+            Self::Present {
+                in_use, reported, ..
+            } => (Some(in_use), &reported[..]),
+        };
+        let attached = attached.iter().map(|volume| volume.name.as_str());
+        let used = used.into_iter().flatten();
+        used.map(String::as_str).chain(attached)
     }
 
     fn is_ready(&self) -> bool {
@@ -87,7 +104,7 @@ pub(super) struct Desired {
 
 /// The name of a CSI volume in the status of nodes.
 pub(super) fn unique_name(driver: &str, handle: &str) -> String {
-    format!("kubernetes.io/csi/{driver}^{handle}")
+    format!("{CSI_PREFIX}{driver}^{handle}")
 }
 
 /// A VolumeAttachment of the node.
@@ -97,7 +114,8 @@ pub(super) struct Attachment {
     pub name: String,
     /// The PersistentVolume.
     pub volume: String,
-    /// The name in node statuses; `None` if the PersistentVolume is gone.
+    /// The name in node statuses; `None` if the PersistentVolume is gone and the node does not report
+    /// the volume.
     pub unique_name: Option<String>,
     /// `status.attached`, which the driver sets.
     pub is_attached: bool,

@@ -6,6 +6,8 @@
 
 mod decide;
 mod metrics;
+#[cfg(test)]
+mod model;
 mod operations;
 
 use std::{
@@ -32,9 +34,9 @@ use sha2::{Digest, Sha256};
 use crate::{
     members::{Facts, Member},
     pods::is_terminal,
-    shared::{ATTACHED, CLAIM, NODE, Shared, claimed_key, claims_of},
+    shared::{ATTACHED, CLAIM, HANDLE, NODE, Shared, claimed_key, claims_of, handle_key},
 };
-use decide::{Attachment, Desired, Host, View, blocked_message, decide, unique_name};
+use decide::{Attachment, CSI_PREFIX, Desired, Host, View, blocked_message, decide, unique_name};
 use operations::Operations;
 
 /// The name in [`crate::ALL`].
@@ -225,6 +227,12 @@ fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
     format!("csi-{}", hex.collect::<String>())
 }
 
+/// Driver and handle of a volume by its name in the status of nodes.
+fn csi_of(unique: &str) -> Option<(String, String)> {
+    let (driver, handle) = unique.strip_prefix(CSI_PREFIX)?.split_once('^')?;
+    Some((driver.to_owned(), handle.to_owned()))
+}
+
 /// Whether an attachment has the name that this controller gives; others belong to other
 /// components. Without the PersistentVolume only the name's format can be checked.
 fn is_own(name: &str, volume: Option<&(String, String)>, node: &str) -> bool {
@@ -320,13 +328,18 @@ impl AttachDetach {
         handle: String,
         node: &str,
     ) -> Desired {
-        let name = volume.metadata.name.clone().unwrap_or_default();
         let attachments = self.attachments.cache();
-        let elsewhere = attachments.by_index(CLAIM, &name);
-        let elsewhere = elsewhere.iter().map(|one| one.spec.node_name.clone());
-        let elsewhere: BTreeSet<String> = elsewhere.filter(|other| other != node).collect();
+        // Several PersistentVolumes may have one handle: they are one volume.
+        let same = self.volumes.by_index(HANDLE, &handle_key(&driver, &handle));
+        let names = same.iter().filter_map(|one| one.metadata.name.as_deref());
+        let elsewhere: BTreeSet<String> = names
+            .flat_map(|name| attachments.by_index(CLAIM, name))
+            .map(|one| one.spec.node_name.clone())
+            .filter(|other| other != node)
+            .collect();
         let mut rivals = Vec::new();
-        if let Some(claim) = claim_ref(volume).filter(|_| !elsewhere.is_empty()) {
+        let claims = same.iter().filter_map(|one| claim_ref(one));
+        for claim in claims.filter(|_| !elsewhere.is_empty()) {
             let namespace = claim.namespace.as_deref().unwrap_or_default();
             let claim = claim.name.as_deref().unwrap_or_default();
             let pods = self.pods.by_index(CLAIM, &claimed_key(namespace, claim));
@@ -336,7 +349,7 @@ impl AttachDetach {
             rivals.extend(there.map(|pod| pod.object_ref(&())));
         }
         Desired {
-            volume: name,
+            volume: volume.metadata.name.clone().unwrap_or_default(),
             driver,
             handle,
             is_shared: is_shared(volume),
@@ -346,13 +359,16 @@ impl AttachDetach {
         }
     }
 
-    fn attachments(&self, node: &str) -> Vec<Attachment> {
+    fn attachments(&self, node: &str, host: &Host) -> Vec<Attachment> {
         let known = self.attachments.cache().by_index(ATTACHED, node);
         let attachment = |known: &Arc<VolumeAttachment>| {
             let volume = source(known)?.to_owned();
             let object = self.volumes.get("", &volume);
-            let unique = object.and_then(|volume| csi(&volume));
             let name = known.metadata.name.clone()?;
+            let unique = object.and_then(|volume| csi(&volume)).or_else(|| {
+                let mut all = host.volumes();
+                all.find_map(|unique| csi_of(unique).filter(|csi| is_own(&name, Some(csi), node)))
+            });
             if !is_own(&name, unique.as_ref(), node) {
                 return None;
             }
@@ -380,9 +396,9 @@ impl AttachDetach {
             },
         };
         View {
-            host,
             desired: self.desired(node),
-            attachments: self.attachments(node),
+            attachments: self.attachments(node, &host),
+            host,
             waiting_since: memory
                 .map(|memory| memory.waiting_since.clone())
                 .unwrap_or_default(),
@@ -432,12 +448,10 @@ impl AttachDetach {
         };
         if must_confirm {
             let api: Api<Node> = Api::all(self.client.clone());
-            let volume = source(&attachment).and_then(|volume| self.volumes.get("", volume));
-            let unique = volume.and_then(|volume| csi(&volume));
-            let unique = unique.map(|(driver, handle)| unique_name(&driver, &handle));
             let found = api.get_opt(node).await?;
             let used = found.map(|found| in_use(&found)).unwrap_or_default();
-            if unique.is_some_and(|unique| used.contains(&unique)) {
+            let mut used = used.iter().filter_map(|unique| csi_of(unique));
+            if used.any(|(driver, handle)| name == attachment_name(&handle, &driver, node)) {
                 return Err(Error::Invalid(format!("{name} is still in use by {node}")));
             }
         }
