@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh Debian or Ubuntu machine with a Rust toolchain and root:
-#   make up      install what is missing, build, run a cluster
+#   make up      install what is missing, build quickly (profile `up` of Cargo.toml), run a cluster
 #   make test    install what the tests need, run all of them
-# `make package` makes packages of a release in target/package.
+# `make build` makes the release, `make package` packages of it in target/package.
 # `make demo` shows the guestbook on a cluster of its own.
 # `make soak` runs the random and crash suites with their full counts, `make bench` measures.
 
@@ -18,6 +18,7 @@ endif
 TARGET   ?= $(or $(CARGO_TARGET_DIR),target)
 HOST     := $(shell rustc -vV | sed -n 's/^host: //p')
 RELEASE  := $(TARGET)/$(HOST)/release/mainstay
+QUICK    := $(TARGET)/$(HOST)/up/mainstay
 ARM64    := aarch64-unknown-linux-gnu
 DEBUG    := $(TARGET)/$(HOST)/debug/mainstay
 NEXTEST  := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
@@ -28,14 +29,18 @@ export MAINSTAY_SKIPPED_TESTS := $(SKIPPED)
 REPORT_SKIPPED = code=$$?; if [ -s $(SKIPPED) ]; then echo 'Skipped, because ../shared/kubernetes is not there:'; \
 	sort -u $(SKIPPED) | sed 's/^/  /'; fi; exit $$code
 
-.PHONY: up demo build package test lint unit e2e soak fuzz bench clean
+.PHONY: up demo quick build package test lint unit e2e soak fuzz bench clean
 
-up: build
-	@if [ "$$(id -u)" -eq 0 ]; then exec $(RELEASE) up; else echo 'A node needs root: sudo $(RELEASE) up'; exec sudo $(RELEASE) up; fi
+up: quick
+	@if [ "$$(id -u)" -eq 0 ]; then exec $(QUICK) up; else echo 'A node needs root: sudo $(QUICK) up'; exec sudo $(QUICK) up; fi
 
 # The cluster's files are root's.
-demo: build
-	@if [ "$$(id -u)" -eq 0 ]; then exec env MAINSTAY=$(abspath $(RELEASE)) scripts/demo; else exec sudo env MAINSTAY=$(abspath $(RELEASE)) scripts/demo; fi
+demo: quick
+	@if [ "$$(id -u)" -eq 0 ]; then exec env MAINSTAY=$(abspath $(QUICK)) scripts/demo; else exec sudo env MAINSTAY=$(abspath $(QUICK)) scripts/demo; fi
+
+quick:
+	@scripts/install-packages run
+	cargo build --profile up --package mainstay
 
 build:
 	@scripts/install-packages run

@@ -26,7 +26,7 @@ fn programs(directory: &Path, user: &str) -> Command {
     );
     let target = directory.join("target");
     program(
-        &target.join("somewhere/release/mainstay"),
+        &target.join("somewhere/up/mainstay"),
         "echo mainstay \"$@\"",
     );
     let mut make = Command::new("make");
@@ -52,10 +52,10 @@ fn a_user_who_is_not_root_starts_it_with_sudo() {
     let make = programs(directory.path(), "1000");
     program(&directory.path().join("bin/cargo"), "echo cargo \"$@\"");
     let said = run(make);
-    let binary = directory.path().join("target/somewhere/release/mainstay");
+    let binary = directory.path().join("target/somewhere/up/mainstay");
     let binary = binary.display();
     let expected = format!(
-        "cargo build --release --package mainstay\nA node needs root: sudo {binary} up\n\
+        "cargo build --profile up --package mainstay\nA node needs root: sudo {binary} up\n\
          sudo {binary} up\nmainstay up\n"
     );
     assert_eq!(said, expected);
@@ -72,7 +72,7 @@ fn behind_sudo_the_users_cargo_is_found() {
         .env_remove("RUSTUP_HOME");
     let home = directory.path().join("home/.cargo");
     let expected = format!(
-        "cargo of {}: build --release --package mainstay\nmainstay up\n",
+        "cargo of {}: build --profile up --package mainstay\nmainstay up\n",
         home.display()
     );
     assert_eq!(run(make), expected);
