@@ -631,7 +631,9 @@ impl<'a> Cycle<'a> {
         if cluster.nominated.is_empty() {
             return;
         }
-        for slot in candidates.slots().to_vec() {
+        let mut rejected = Vec::new();
+        for slot in candidates.slots() {
+            let slot = *slot;
             let others: Vec<Arc<PodInfo>> = cluster
                 .nominated
                 .on(&cluster.names[slot])
@@ -652,10 +654,9 @@ impl<'a> Cycle<'a> {
             for other in &others {
                 self.shift(cluster, other, slot, -1);
             }
-            if let Some(rejection) = alone.rejected().first() {
-                candidates.reject(rejection.clone());
-            }
+            rejected.extend(alone.rejected().first().cloned());
         }
+        candidates.reject_all(rejected);
     }
 
     /// Filters candidates with the cluster's current state.

@@ -123,10 +123,11 @@ impl Candidates {
         self.error.take()
     }
 
-    /// Rejects a node.
-    pub fn reject(&mut self, rejection: Rejection) {
-        self.left.retain(|slot| *slot != rejection.slot);
-        self.rejected.push(rejection);
+    /// Rejects nodes, which are in the order of the feasible ones.
+    pub fn reject_all(&mut self, rejections: Vec<Rejection>) {
+        let mut next = rejections.iter().map(|rejection| rejection.slot).peekable();
+        self.left.retain(|slot| next.next_if_eq(slot).is_none());
+        self.rejected.extend(rejections);
     }
 }
 
@@ -158,5 +159,32 @@ pub fn histogram<'a>(total: usize, reasons: impl Iterator<Item = (&'a str, usize
         start
     } else {
         format!("{start} {}.", parts.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_that_are_rejected_together_leave_the_others_in_order() {
+        let rejection = |slot| Rejection {
+            slot,
+            plugin: "Fit",
+            reasons: Arc::from([Cow::Borrowed("full")]),
+            resolvable: true,
+        };
+        for (rejected, left) in [
+            (vec![], vec![4, 1, 3, 2]),
+            (vec![4, 2], vec![1, 3]),
+            (vec![1, 3], vec![4, 2]),
+            (vec![4, 1, 3, 2], vec![]),
+        ] {
+            let mut candidates = Candidates::new(vec![4, 1, 3, 2]);
+            candidates.reject_all(rejected.iter().copied().map(rejection).collect());
+            let (now, why) = candidates.into_parts();
+            assert_eq!(now, left, "{rejected:?}");
+            assert_eq!(why, rejected.into_iter().map(rejection).collect::<Vec<_>>());
+        }
     }
 }
