@@ -10,6 +10,9 @@
 //! a second Lease, `NAME-term`, which is written once, before the term's work starts. Its
 //! resourceVersion is the term's [`Fence`]: writes with the precondition that it is unchanged
 //! cannot happen in a later term.
+//!
+//! Administrators may delete or change both Leases. Terms continue after the highest number that
+//! either of them has, and a leader whose fence was changed begins a new term.
 
 use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
@@ -113,6 +116,16 @@ impl Leadership {
     fn renewed(&self, begun: Instant, config: &Config) {
         *self.shared.until.lock() = begun + config.renew_deadline;
     }
+}
+
+/// The outcome of an attempt to begin a term.
+#[derive(Debug, PartialEq, Eq)]
+enum Begun {
+    Term(Fence),
+    /// A term of this number has begun, which is later or another candidate's.
+    Superseded(i32),
+    /// Another candidate wrote at the same time.
+    Conflict,
 }
 
 /// Why [`lead`] returned.
@@ -247,12 +260,24 @@ impl<'a> Election<'a> {
 
     /// Acquires the lease and starts its term; `None` if another candidate has it.
     async fn attempt_term(&mut self, begun: Instant) -> Result<Option<Leadership>, kube::Error> {
-        let Some(lease) = self.attempt().await? else {
+        let Some(mut lease) = self.attempt().await? else {
             return Ok(None);
         };
-        let spec = lease.spec.unwrap_or_default();
-        let term = spec.lease_transitions.unwrap_or(0);
-        let Some(fence) = self.begin_term(term).await? else {
+        let transitions = |lease: &Lease| lease.spec.as_ref()?.lease_transitions;
+        let mut term = transitions(&lease).unwrap_or(0);
+        let mut begun_term = self.begin_term(term).await?;
+        if let Begun::Superseded(last) = begun_term {
+            // Either the lease was lost since, or it was deleted, which set its transitions to zero.
+            term = last.saturating_add(1);
+            lease.spec.get_or_insert_default().lease_transitions = Some(term);
+            let params = PostParams::default();
+            match self.api.replace(&self.config.name, &params, &lease).await {
+                Ok(_) => begun_term = self.begin_term(term).await?,
+                Err(kube::Error::Api(status)) if status.code == 409 => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        let Begun::Term(fence) = begun_term else {
             return Ok(None);
         };
         let shared = Shared {
@@ -266,13 +291,17 @@ impl<'a> Election<'a> {
         }))
     }
 
-    /// Writes the Lease of the term; `None` if a later term has started, or on a conflict.
-    async fn begin_term(&self, term: i32) -> Result<Option<Fence>, kube::Error> {
+    /// Writes the Lease of the term.
+    async fn begin_term(&self, term: i32) -> Result<Begun, kube::Error> {
         let name = format!("{}-term", self.config.name);
         let known = self.api.get_opt(&name).await?;
         let last = known.as_ref().and_then(|lease| lease.spec.as_ref());
-        if last.and_then(|spec| spec.lease_transitions) > Some(term) {
-            return Ok(None);
+        if let Some(last) = last {
+            let is_own = last.holder_identity.as_deref() == Some(&self.config.identity);
+            let number = last.lease_transitions.unwrap_or(0);
+            if number > term || (number == term && !is_own) {
+                return Ok(Begun::Superseded(number));
+            }
         }
         let is_new = known.is_none();
         let mut lease = known.unwrap_or_default();
@@ -289,17 +318,18 @@ impl<'a> Election<'a> {
             false => self.api.replace(&name, &params, &lease).await,
         };
         match written {
-            Ok(written) => Ok(Some(Fence {
+            Ok(written) => Ok(Begun::Term(Fence {
                 namespace: self.config.namespace.clone(),
                 name,
                 resource_version: written.metadata.resource_version.unwrap_or_default(),
             })),
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(Begun::Conflict),
             Err(error) => Err(error),
         }
     }
 
-    /// Renews until that has failed for the renew deadline, or another candidate has the lease.
+    /// Renews until that has failed for the renew deadline, another candidate has the lease, or the
+    /// fence was changed, so that no write can succeed any more.
     async fn renew(&mut self, leadership: &Leadership) {
         loop {
             let until = *leadership.shared.until.lock();
@@ -317,7 +347,22 @@ impl<'a> Election<'a> {
                 Ok(Err(error)) => debug!(lease = self.config.name, %error, "cannot renew"),
                 Err(_) => return,
             }
+            let until = *leadership.shared.until.lock();
+            let fenced_off = self.is_fenced_off(leadership.fence());
+            match tokio::time::timeout_at(until, fenced_off).await {
+                Ok(Ok(false)) => {}
+                Ok(Ok(true)) => return,
+                Ok(Err(error)) => debug!(lease = self.config.name, %error, "cannot check the term"),
+                Err(_) => return,
+            }
         }
+    }
+
+    /// Whether the Lease of the term was changed or deleted: the store rejects all writes of the term.
+    async fn is_fenced_off(&self, fence: &Fence) -> Result<bool, kube::Error> {
+        let lease = self.api.get_opt(&fence.name).await?;
+        let version = lease.and_then(|lease| lease.metadata.resource_version);
+        Ok(version.as_ref() != Some(&fence.resource_version))
     }
 
     fn is_held_by_another(&self) -> bool {
@@ -630,10 +675,66 @@ mod tests {
         let slow = Election::new(&client, &config, &SystemClock);
         let config = Config::new("kube-system", "test", "next");
         let next = Election::new(&client, &config, &SystemClock);
-        let fence = next.begin_term(6).await.unwrap();
-        assert_eq!(slow.begin_term(5).await.unwrap(), None);
+        let begun = next.begin_term(6).await.unwrap();
+        assert_eq!(slow.begin_term(5).await.unwrap(), Begun::Superseded(6));
         let current = server.term.lock().as_ref().unwrap().0.to_string();
-        assert_eq!(fence.unwrap().resource_version, current);
+        assert!(matches!(begun, Begun::Term(fence) if fence.resource_version == current));
+    }
+
+    /// As `kubectl delete lease` does, which people use to force an election.
+    #[tokio::test]
+    async fn terms_continue_after_the_lease_was_deleted() {
+        let server = Server::default();
+        let mut fence = None;
+        for (round, expected) in [0, 1, 2].into_iter().enumerate() {
+            let mut next = candidate(&server, &format!("candidate-{round}"), LONG);
+            let (leading, _) = next_leader(&mut next).await;
+            assert_eq!(leading.term(), expected);
+            assert_ne!(
+                fence.replace(leading.fence().clone()),
+                Some(leading.fence().clone())
+            );
+            // Released, so that the next one need not wait; then deleted.
+            next.stop.cancel();
+            assert_eq!(next.ended.await.unwrap(), Ended::Stopped);
+            *server.lease.lock() = None;
+        }
+        let mut leader = candidate(&server, "leader", LONG);
+        let (leading, _) = next_leader(&mut leader).await;
+        *server.lease.lock() = None;
+        // The leader writes it again, or the other one takes it, and then begins a later term.
+        let mut other = candidate(&server, "other", LONG);
+        leader.stop.cancel();
+        leader.ended.await.unwrap();
+        let (next, _) = next_leader(&mut other).await;
+        assert!(next.term() > leading.term() && next.holds());
+        assert_ne!(next.fence(), leading.fence());
+    }
+
+    #[tokio::test]
+    async fn a_leader_whose_fence_was_changed_or_deleted_gives_up() {
+        let server = Server::default();
+        for is_deleted in [false, true] {
+            let mut leader = candidate(&server, "leader", LONG);
+            let (leading, _) = next_leader(&mut leader).await;
+            {
+                let mut term = server.term.lock();
+                match is_deleted {
+                    true => *term = None,
+                    false => {
+                        let (version, lease) = term.as_mut().unwrap();
+                        *version += 1;
+                        lease["metadata"]["resourceVersion"] = json!(version.to_string());
+                    }
+                }
+            }
+            assert_eq!(leader.ended.await.unwrap(), Ended::Lost);
+            assert!(!leading.holds());
+        }
+        let mut again = candidate(&server, "leader", LONG);
+        let (leading, _) = next_leader(&mut again).await;
+        let current = server.term.lock().as_ref().unwrap().0.to_string();
+        assert_eq!(leading.fence().resource_version, current);
     }
 
     #[tokio::test]
