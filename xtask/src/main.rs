@@ -1,5 +1,7 @@
 //! Tasks for developers of Mainstay: `cargo xtask tidy`, `cargo xtask protocols`, `cargo xtask package`.
 
+#![forbid(unsafe_code)]
+
 mod package;
 mod protocols;
 mod tidy;

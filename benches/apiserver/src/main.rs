@@ -1,5 +1,6 @@
 //! Load on any Kubernetes API server and our own: rates, latencies, the server's CPU time and
 //! memory, as a table and as JSON. See docs/benchmarks/apiserver.md.
+#![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod alone;

@@ -2,6 +2,7 @@
 //! machine gives the same figures as an idle one.
 //!
 //! `cargo run --release -p bench-machinery`
+#![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "it prints its results")]
 
 use kinds::{Context, Kind};

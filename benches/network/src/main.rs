@@ -12,6 +12,7 @@
 //!
 //! `cargo run --release -p bench-network -- policies` (as root; needs nft): how soon a changed policy or pod is in the
 //! kernel, beside ten thousand policies and beside a tenant's that are as large as they can be.
+#![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "it prints its results")]
 
 mod api;

@@ -10,6 +10,7 @@
 //! Every measurement is made on the one and then on the other. The image must be there already: the first pod
 //! of a run is not counted.
 
+#![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "it prints its results")]
 
 mod life;

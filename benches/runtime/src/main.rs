@@ -5,6 +5,7 @@
 //! pods instead.
 //!
 //! `cargo run --release -p bench-runtime -- --containerd` (as root)
+#![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "it prints its results")]
 
 mod containerd;

@@ -12,6 +12,7 @@
 //! binding that a watch shows to the last. Of a cluster that runs already, it is taken from the first
 //! create on.
 
+#![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "it prints its results")]
 
 mod churn;

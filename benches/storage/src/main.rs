@@ -4,6 +4,7 @@
 //! time of the daemon until all pods run: other load of the machine changes it little.
 //!
 //! `MAINSTAY_BIN=target/…/release/mainstay cargo run --release -p bench-storage` (as root)
+#![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "it prints its results")]
 
 use std::time::{Duration, Instant};

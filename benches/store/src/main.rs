@@ -2,6 +2,7 @@
 //! `--etcd` the same load runs against Debian's etcd, and both are printed with their ratio.
 //!
 //! `cargo run --release -p bench-store -- --etcd`
+#![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "it prints its results")]
 
 mod embedded;

@@ -1,6 +1,8 @@
 //! Shared by the end-to-end tests: helpers for kubectl's output. The tests are under `tests/`, one
 //! file per story; each runs the built binary from outside, on a machine of its own.
 
+#![forbid(unsafe_code)]
+
 mod api;
 pub mod audit;
 pub mod blocks;

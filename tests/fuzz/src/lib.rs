@@ -2,6 +2,8 @@
 //! inputs are mutated seeds, reproducible by their number. `make test` runs some thousand inputs
 //! per target, `make fuzz TARGET=yaml` runs one without end.
 
+#![forbid(unsafe_code)]
+
 mod dns;
 pub mod mutate;
 pub mod targets;

@@ -1,5 +1,6 @@
 //! Feeds one target without end: `fuzz TARGET [FIRST [LAST]]`. A slow input is reported; one that
 //! makes the target panic ends it, with its number.
+#![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 use std::time::{Duration, Instant};

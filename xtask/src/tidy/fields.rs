@@ -47,6 +47,7 @@ const OTHERS: &[(&str, &str)] = &[
     ("Spec", "upstream's field path of a StatefulSet"),
     ("Type", "upstream's field path of a pod's condition"),
     ("VolumeName", "upstream's field path of a claim"),
+    ("aliases", "a kuberc"),
     ("annotation", "upstream's field path of a converted object"),
     (
         "attachedRequired",

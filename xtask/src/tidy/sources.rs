@@ -1,6 +1,7 @@
 //! Checks sources: module docs, lengths of files and functions, leftover debugging code.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
@@ -62,12 +63,16 @@ const MAY_PRINT: &[&str] = &[
 const SCAFFOLDING: &[&str] = &["todo!(", "unimplemented!(", "dbg!("];
 const PRINTING: &[&str] = &["println!(", "eprintln!("];
 
+const UNSAFE: &[&str] = &["unsafe {", "unsafe fn ", "unsafe impl ", "unsafe extern "];
+
 /// Texts of a Go program's crash: our messages follow Kubernetes', but not its crashes.
 const GO_CRASHES: &[&str] = &["goroutine ", "runtime error: "];
 
 /// One finding per violation.
 pub(super) fn check(root: &Path) -> Result<Vec<String>> {
     let mut findings = Vec::new();
+    // Whether a package has unsafe code, and whether it forbids it.
+    let mut packages: BTreeMap<String, (bool, bool)> = BTreeMap::new();
     let mut all = Vec::new();
     for top in ["bin", "crates", "benches", "testkit", "tests", "xtask"] {
         all.extend(files(&root.join(top))?);
@@ -78,7 +83,20 @@ pub(super) fn check(root: &Path) -> Result<Vec<String>> {
             .unwrap_or(&file)
             .display()
             .to_string();
-        judge(&name, &fs::read_to_string(&file)?, &mut findings);
+        let text = fs::read_to_string(&file)?;
+        judge(&name, &text, &mut findings);
+        if let Some((package, _)) = name.split_once("/src/") {
+            let (uses, forbids) = packages.entry(package.to_owned()).or_default();
+            *uses |= uses_unsafe(&text);
+            *forbids |= text.contains("#![forbid(unsafe_code)]");
+        }
+    }
+    for (package, (uses, forbids)) in packages {
+        if !uses && !forbids {
+            findings.push(format!(
+                "{package}: has no unsafe code and does not forbid it"
+            ));
+        }
     }
     for (name, function, _) in LONG_FUNCTIONS {
         let text = fs::read_to_string(root.join(name)).unwrap_or_default();
@@ -89,6 +107,13 @@ pub(super) fn check(root: &Path) -> Result<Vec<String>> {
         }
     }
     Ok(findings)
+}
+
+fn uses_unsafe(text: &str) -> bool {
+    text.lines().any(|line| {
+        let bare = line.trim_start();
+        !bare.starts_with("//") && UNSAFE.iter().any(|word| contains_word(bare, word))
+    })
 }
 
 /// Directories of files that were not written by hand.
@@ -256,6 +281,15 @@ mod tests {
         );
         assert_eq!(self::findings("crates/x/src/lib.rs", &short), 0);
         assert_eq!(self::findings("crates/x/tests/y.rs", &long), 0);
+    }
+
+    #[test]
+    fn unsafe_code_is_recognized_outside_of_comments() {
+        assert!(uses_unsafe("fn f() {\n    let x = unsafe { g() };\n}\n"));
+        assert!(uses_unsafe("unsafe impl Send for X {}\n"));
+        assert!(!uses_unsafe(
+            "// An unsafe { block }.\n#![forbid(unsafe_code)]\n"
+        ));
     }
 
     #[test]
