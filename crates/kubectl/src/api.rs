@@ -441,12 +441,18 @@ impl Api {
             return;
         }
         if self.seen().insert(message.clone()) {
-            let color = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-            match color {
-                true => eprintln!("\x1b[33;1mWarning:\x1b[0m {message}"),
-                false => eprintln!("Warning: {message}"),
-            }
+            print_warning(&message);
         }
+    }
+}
+
+/// Prints a warning, in colour on a terminal that has any.
+pub(crate) fn print_warning(message: &str) {
+    let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
+    let is_plain = is_dumb || std::env::var_os("NO_COLOR").is_some();
+    match std::io::stderr().is_terminal() && !is_plain {
+        true => eprintln!("\x1b[33;1mWarning:\x1b[0m {message}"),
+        false => eprintln!("Warning: {message}"),
     }
 }
 

@@ -42,11 +42,7 @@ fn renamed(mut words: Vec<String>, rename: impl Fn(&str) -> String) -> Vec<Strin
 
 /// The commands, whose flags are parsed as by Go's pflag.
 pub(crate) fn command() -> Command {
-    let root = as_pflag(record::with_flag(Cli::command()));
-    let root = IGNORE_ARGUMENTS.iter().fold(root, |root, path| {
-        let names: Vec<&str> = path.split(' ').collect();
-        with_ignored_arguments(root, &names)
-    });
+    let root = as_pflag(record::with_flag(Cli::command()), "");
     let help = commands::help(&root);
     root.help_template(help)
 }
@@ -69,23 +65,18 @@ const IGNORE_ARGUMENTS: &[&str] = &[
     "replace",
 ];
 
-fn with_ignored_arguments(command: Command, path: &[&str]) -> Command {
-    match path {
-        [] => command.arg(Arg::new("ignored").num_args(0..).hide(true)),
-        [name, rest @ ..] => {
-            command.mut_subcommand(name, |inner| with_ignored_arguments(inner, rest))
-        }
-    }
-}
-
-fn as_pflag(command: Command) -> Command {
+fn as_pflag(command: Command, path: &str) -> Command {
     let names: Vec<String> = command
         .get_subcommands()
         .map(|sub| sub.get_name().to_owned())
         .collect();
     let mut command = command.mut_args(flag).args_override_self(true);
+    if IGNORE_ARGUMENTS.contains(&path) {
+        command = command.arg(Arg::new("ignored").num_args(0..).hide(true));
+    }
     for name in names {
-        command = command.mut_subcommand(name, as_pflag);
+        let inner = format!("{path} {name}");
+        command = command.mut_subcommand(name, |sub| as_pflag(sub, inner.trim_start()));
     }
     command
 }
@@ -327,9 +318,9 @@ impl<'a> Mistake<'a> {
         let given = self.context(ContextKind::InvalidArg);
         let see = self.see();
         match given.strip_prefix('-') {
-            // Before a command's name it could be a flag of a plugin.
-            Some(_) if self.words.get(1).is_some_and(|first| *first == given) => {
-                format!("Error: flags cannot be placed before plugin name: {given}")
+            Some(_) if self.misplaced_flag().is_some() => {
+                let flag = self.misplaced_flag().unwrap_or_default();
+                format!("Error: flags cannot be placed before plugin name: {flag}")
             }
             Some("-") => {
                 let word = word_of(self.words, &given);
@@ -354,6 +345,9 @@ impl<'a> Mistake<'a> {
             "kubectl" => given.clone(),
             _ => self.arguments(),
         };
+        if let Some(flag) = self.misplaced_flag() {
+            return format!("Error: flags cannot be placed before plugin name: {flag}");
+        }
         let mut message = format!("error: {}", unexpected(&self.path, &shown));
         let near = match self.path.as_str() {
             "kubectl" => suggestions(&given),
@@ -366,6 +360,38 @@ impl<'a> Mistake<'a> {
             }
         }
         message
+    }
+
+    /// The flag before a word that is no command, and so the name of a plugin. As upstream, an unknown flag has the next
+    /// word as its value.
+    fn misplaced_flag(&self) -> Option<&str> {
+        let root = command();
+        let first = self.words.get(1).filter(|word| word.starts_with('-'))?;
+        let is_switch = |flag: &Arg| flag.is_require_equals_set();
+        let long = |name: &str| {
+            root.get_arguments()
+                .find(|flag| flag.get_long() == Some(name))
+        };
+        let short = |letter| root.get_arguments().find(|flag| flag.get_short() == letter);
+        let mut words = self.words.iter().skip(1);
+        while let Some(word) = words.next() {
+            let has_value = match word.strip_prefix('-') {
+                None => {
+                    let is_known = word == "help" || root.find_subcommand(word).is_some();
+                    return (!is_known).then_some(first.as_str());
+                }
+                Some("-") => return None,
+                Some(_) if word.contains('=') => false,
+                Some(flag) => match flag.strip_prefix('-') {
+                    Some(name) => !long(name).is_some_and(is_switch),
+                    None => flag.len() == 1 && !short(flag.chars().next()).is_some_and(is_switch),
+                },
+            };
+            if has_value {
+                words.next();
+            }
+        }
+        None
     }
 
     fn missing_value(&self) -> String {
@@ -441,14 +467,11 @@ fn word_of<'a>(words: &'a [String], flag: &'a str) -> &'a str {
 /// The commands that begin with a word, or differ from it by at most two letters.
 fn suggestions(given: &str) -> Vec<String> {
     let root = Cli::command();
-    let mut names: Vec<String> = root
-        .get_subcommands()
+    root.get_subcommands()
         .filter(|command| !command.is_hide_set())
         .map(|command| command.get_name().to_owned())
         .filter(|name| distance(given, name) <= 2 || name.starts_with(given))
-        .collect();
-    names.sort();
-    names
+        .collect()
 }
 
 /// How many letters to insert, delete or replace.

@@ -14,7 +14,8 @@ use crate::{
     called::Called,
     error::{Plain, io_reason},
     json::{entries, list, str_of},
-    kubeconfig, manifest,
+    kubeconfig::{self, plugin_policy},
+    manifest,
 };
 
 const VERSIONS: &[&str] = &[
@@ -231,7 +232,8 @@ fn check(preferences: &Value) -> Result<()> {
         }
         names.push(name);
     }
-    list(&preferences["defaults"]).try_for_each(check_flags)
+    list(&preferences["defaults"]).try_for_each(check_flags)?;
+    plugin_policy::validate(preferences)
 }
 
 fn changed(root: &Command, words: &[String], preferences: &Value) -> Result<Vec<String>> {

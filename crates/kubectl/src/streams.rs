@@ -213,6 +213,13 @@ async fn connect(session: &Session, path: &str) -> Result<streaming::client::Exe
 /// A rejected stream as the server's Status.
 pub(crate) fn refused(error: streaming::Error) -> anyhow::Error {
     match error {
+        // Only a Status says more than its text.
+        streaming::Error::Refused { message, .. }
+            if serde_json::from_str::<Value>(&message)
+                .map_or(true, |body| body["kind"] != "Status") =>
+        {
+            anyhow::anyhow!("unable to upgrade connection: {}", message.trim())
+        }
         streaming::Error::Refused { status, message } => {
             let response = Unstructured {
                 code: status,
@@ -388,7 +395,7 @@ pub(crate) fn container_names(pod: &Value, field: &str) -> Vec<String> {
 /// The container: the named one, the annotated default, or the first.
 pub(crate) fn container_of(pod: &Value, named: Option<&str>, quiet: bool) -> Result<String> {
     let names = container_names(pod, "containers");
-    let every = ["containers", "initContainers", "ephemeralContainers"];
+    let every = ["containers", "ephemeralContainers", "initContainers"];
     if let Some(named) = named.filter(|named| !named.is_empty()) {
         let known = every
             .iter()

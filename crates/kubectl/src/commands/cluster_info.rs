@@ -1,6 +1,6 @@
 //! `kubectl cluster-info` and `kubectl cluster-info dump`
 
-use std::{io::IsTerminal, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -56,11 +56,7 @@ impl ClusterInfo {
 }
 
 async fn print_addresses(session: &Session) -> Result<()> {
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let line = |name: &str, url: &str| match color {
-        true => println!("\x1b[0;32m{name}\x1b[0m is running at \x1b[0;33m{url}\x1b[0m"),
-        false => println!("{name} is running at {url}"),
-    };
+    let line = |name: &str, url: &str| println!("{name} is running at {url}");
     line("Kubernetes control plane", &session.connection.server);
     let selector = [(
         "labelSelector",

@@ -2,7 +2,7 @@
 
 use std::{io::Write, path::PathBuf, process::Command};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use serde_json::Value;
 
 use crate::{
@@ -156,10 +156,8 @@ fn launch(path: &std::path::Path) -> Result<()> {
             command
         }
     };
-    let status = command
-        .status()
-        .with_context(|| format!("unable to launch the editor {editor:?}"))?;
-    if !status.success() {
+    let status = command.status();
+    if !status.is_ok_and(|status| status.success()) {
         bail!("there was a problem with the editor {editor:?}");
     }
     Ok(())

@@ -125,7 +125,11 @@ fn save(path: &Path, preferences: &Value) -> Result<()> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;
     }
-    std::fs::write(path, yaml::to_string(preferences))?;
+    let mut preferences = preferences.clone();
+    if preferences.get("aliases").is_none() {
+        preferences["aliases"] = Value::Null;
+    }
+    std::fs::write(path, yaml::to_string(&preferences))?;
     println!("Updated {}", path.display());
     Ok(())
 }
@@ -208,8 +212,11 @@ impl Set {
             }
         }
         preferences["credentialPluginPolicy"] = json!(self.policy);
-        if !entries.is_empty() {
-            preferences["credentialPluginAllowlist"] = json!(entries);
+        match (entries.is_empty(), preferences.as_object_mut()) {
+            (false, _) => preferences["credentialPluginAllowlist"] = json!(entries),
+            // With other policies a list would make the whole file invalid.
+            (true, Some(fields)) => drop(fields.remove("credentialPluginAllowlist")),
+            (true, None) => {}
         }
         Ok(())
     }

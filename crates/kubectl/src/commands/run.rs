@@ -43,6 +43,7 @@ pub(super) fn is_reference(text: &str) -> bool {
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// NAME [ARG…]: the pod, and arguments of its container
+    #[arg(value_name = "NAME")]
     words: Vec<String>,
     /// The image for the container to run
     #[arg(long)]
@@ -177,7 +178,14 @@ impl Run {
         if self.remove {
             self.remove(session, &created, policy).await?;
         }
-        outcome
+        // Why the pod has failed is the last line.
+        outcome.map_err(|error| match error.downcast::<Terminated>() {
+            Ok(Terminated { text, code }) => {
+                eprintln!("{text}");
+                error::Quiet(code).into()
+            }
+            Err(error) => error,
+        })
     }
 
     fn check(&self, attach: bool) -> Result<()> {
@@ -430,6 +438,21 @@ fn may_be_attached_to(pod: &Value) -> bool {
     }
 }
 
+/// A pod whose container has failed.
+#[derive(Debug)]
+struct Terminated {
+    text: String,
+    code: u8,
+}
+
+impl std::fmt::Display for Terminated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Terminated {}
+
 /// Exits as the pod did.
 fn exit_of(pod: &Value) -> Result<()> {
     if pod["status"]["phase"] == "Succeeded" || pod.is_null() {
@@ -446,8 +469,9 @@ fn exit_of(pod: &Value) -> Result<()> {
     match ended.and_then(|ended| ended["exitCode"].as_i64()) {
         Some(code) if code != 0 => {
             let ended = ended.unwrap_or(&Value::Null);
-            eprintln!("pod {place} terminated ({})", str_of(&ended["reason"]));
-            Err(error::Quiet(u8::try_from(code & 0xff).unwrap_or(1)).into())
+            let text = format!("pod {place} terminated ({})", str_of(&ended["reason"]));
+            let code = u8::try_from(code & 0xff).unwrap_or(1);
+            Err(Terminated { text, code }.into())
         }
         _ => bail!("pod {place} failed with unknown exit code"),
     }

@@ -4,7 +4,7 @@
 pub(crate) mod connection;
 pub(crate) mod context;
 pub(crate) mod exec;
-mod plugin_policy;
+pub(crate) mod plugin_policy;
 pub(crate) mod tokens;
 pub(crate) mod typed;
 mod validation;

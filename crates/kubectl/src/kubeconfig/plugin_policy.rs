@@ -10,37 +10,51 @@ use crate::json::{list, str_of};
 
 /// Fails if the preferences do not allow the program.
 pub(crate) fn check(preferences: &Value, program: &str) -> Result<()> {
+    validate(preferences)?;
+    match str_of(&preferences["credentialPluginPolicy"]) {
+        "DenyAll" => bail!("plugin {program:?} not allowed: policy set to \"DenyAll\""),
+        "Allowlist" => check_listed(&preferences["credentialPluginAllowlist"], program),
+        _ => Ok(()),
+    }
+}
+
+/// Fails if the policy and its list do not fit.
+pub(crate) fn validate(preferences: &Value) -> Result<()> {
     let entries = &preferences["credentialPluginAllowlist"];
     let policy = str_of(&preferences["credentialPluginPolicy"]);
     match policy {
         "" | "AllowAll" | "DenyAll" if !entries.is_null() => bail!(
             "misconfigured credential plugin allowlist: plugin policy is {policy:?} but allowlist is non-nil"
         ),
-        "" | "AllowAll" => Ok(()),
-        "DenyAll" => bail!("plugin {program:?} not allowed: policy set to \"DenyAll\""),
-        "Allowlist" => check_listed(entries, program),
+        "" | "AllowAll" | "DenyAll" => Ok(()),
+        "Allowlist" => validate_list(entries),
         other => bail!("unknown plugin policy: {other:?}"),
     }
 }
 
-fn check_listed(entries: &Value, program: &str) -> Result<()> {
+fn validate_list(entries: &Value) -> Result<()> {
     if entries.is_null() {
         bail!("credential plugin policy set to \"Allowlist\", but allowlist is unspecified");
     }
-    let allowed: Vec<&str> = list(entries)
-        .map(|entry| str_of(&entry["command"]))
-        .collect();
-    if allowed.is_empty() {
+    let mut commands = list(entries).map(|entry| str_of(&entry["command"]));
+    if list(entries).len() == 0 {
         bail!(
             "credential plugin policy set to \"Allowlist\", but allowlist is empty; use \"DenyAll\" policy instead"
         );
     }
-    if let Some(at) = allowed.iter().position(|entry| entry.is_empty()) {
-        bail!(
+    match commands.position(str::is_empty) {
+        Some(at) => bail!(
             "misconfigured credential plugin allowlist: empty allowlist entry #{}",
             at + 1
-        );
+        ),
+        None => Ok(()),
     }
+}
+
+fn check_listed(entries: &Value, program: &str) -> Result<()> {
+    let allowed: Vec<&str> = list(entries)
+        .map(|entry| str_of(&entry["command"]))
+        .collect();
     if allowed.contains(&program) {
         return Ok(());
     }

@@ -205,19 +205,19 @@ mod tests {
             };
             resolved.problems()
         };
+        let proxy = "invalid 'proxy-url' \"nope://x\" for cluster \"one\": unsupported scheme \"nope\", must be http, https, or socks5";
         let required = |what: &str| {
             format!("{what} must be specified for jane to use exec authentication plugin")
         };
-        assert_eq!(
-            problems(json!({"env": [{"value": "x"}]}), None),
-            [
-                "command",
-                "apiVersion",
-                "env variable name",
-                "interactiveMode"
-            ]
-            .map(required)
-        );
+        let fields = [
+            "command",
+            "apiVersion",
+            "env variable name",
+            "interactiveMode",
+        ];
+        let mut expected: Vec<String> = fields.into_iter().map(required).collect();
+        expected.push(proxy.to_owned());
+        assert_eq!(problems(json!({"env": [{"value": "x"}]}), None), expected);
         let old = json!({"command": "x", "apiVersion": "client.authentication.k8s.io/v1beta1"});
         assert_eq!(problems(old, None), [proxy]);
         let mode = json!({"command": "x", "apiVersion": "y", "interactiveMode": "z"});

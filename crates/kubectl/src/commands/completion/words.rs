@@ -377,7 +377,12 @@ mod tests {
             ("exec web -c ", Wanted::Container),
             ("config use-context ", Wanted::Context),
             ("--cluster ", Wanted::Cluster),
-            ("apply -f ", Wanted::File),
+            (
+                "apply -f ",
+                Wanted::FileWithEnding(&["json", "yaml", "yml"]),
+            ),
+            ("cp ", Wanted::CopySource),
+            ("cp web:/x ", Wanted::File),
             ("version ", Wanted::File),
             ("get --output=", given(FORMATS)),
         ] {

@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::{
-    api::{PatchType, Query},
+    api::{PatchType, Query, print_warning},
     args::{Files, Selection},
     discovery::Resource,
     error,
@@ -500,7 +500,7 @@ impl Debug {
             };
             let message = str_of(&state["waiting"]["message"]);
             if !self.quiet && !message.is_empty() {
-                eprintln!("Warning: container {container}: {message}");
+                print_warning(&format!("container {container}: {message}"));
             }
             !state["running"].is_null() || !state["terminated"].is_null()
         })
