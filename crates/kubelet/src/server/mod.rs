@@ -5,6 +5,7 @@ pub(crate) mod auth;
 mod cadvisor;
 mod checkpoint;
 mod client_authorities;
+mod configz;
 mod containers;
 mod guests;
 mod healthz;
@@ -283,7 +284,7 @@ async fn handle(
             let reduced = ask.is_on(&["only_cpu_and_memory"]);
             stats::summary(&core, reduced).await
         }
-        ["configz"] => json(&serde_json::json!({ "kubeletconfig": *core.settings() })),
+        ["configz"] => configz::serve(&core),
         ["logs", ..] if !core.settings().enable_system_log_handler => {
             text(StatusCode::METHOD_NOT_ALLOWED, "logs endpoint is disabled.")
         }

@@ -39,6 +39,14 @@ async fn requests_are_authenticated_and_authorized_by_rbac() {
         reported,
         "Forbidden (user=system:kube-scheduler, verb=get, resource=nodes, subresource(s)=[pods proxy])\n"
     );
+    // What flags and the cluster say is shown beside what the file says.
+    let (_, shown) = node.ask(Leaf::Admin, "/configz").await;
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    let shown = &shown["kubeletconfig"];
+    let manifests = node.path("manifests").display().to_string();
+    assert_eq!(shown["staticPodPath"], manifests);
+    assert_eq!(shown["clusterDomain"], "cluster.local");
+    assert_eq!(shown["resolvConf"], "/etc/resolv.conf");
     // A role for metrics only.
     let role = json!({"metadata": {"name": "scraper"}, "rules": [
         {"apiGroups": [""], "resources": ["nodes/metrics"], "verbs": ["get"]}]});
