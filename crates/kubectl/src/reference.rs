@@ -55,6 +55,7 @@ fn commands(text: &mut String, command: &Command, path: &str) {
             .unwrap_or_default();
         let words: String = child
             .get_positionals()
+            .filter(|arg| !arg.is_hide_set())
             .map(|arg| format!(" {}", value(arg)))
             .collect();
         let _ = write!(text, "\n{level} {path}{words}\n\n{about}.{aliases}\n");
