@@ -99,7 +99,8 @@ pub(super) fn by_utilization(
     // Pods without samples are assumed to use what scales least.
     let fallback = i64::from(target.max(100));
     groups.fill(ratio, |pod| {
-        requests.get(pod).copied().unwrap_or(0) * fallback / 100
+        let request = requests.get(pod).copied().unwrap_or(0);
+        request.saturating_mul(fallback) / 100
     });
     let (corrected, ..) = utilization_ratio(&groups.samples, &requests, target)?;
     Ok(proposal(groups.corrected(workload, ratio, corrected)))
@@ -294,10 +295,15 @@ fn is_warming_up(pod: &Pod, sample: &Sample, now: Timestamp) -> bool {
     let unready = ready.status == "False";
     let changed = ready.last_transition_time.as_ref();
     let changed = changed.map_or(Timestamp::UNIX_EPOCH, |time| time.0);
-    if started.0 + CPU_INITIALIZATION_PERIOD > now {
-        unready || sample.timestamp < changed + sample.window
+    // Nodes and metrics servers may report any time.
+    let after = |time: Timestamp, wait: Duration| {
+        let later = time.checked_add(wait);
+        later.unwrap_or(Timestamp::MAX)
+    };
+    if after(started.0, CPU_INITIALIZATION_PERIOD) > now {
+        unready || sample.timestamp < after(changed, sample.window)
     } else {
-        unready && started.0 + INITIAL_READINESS_DELAY > changed
+        unready && after(started.0, INITIAL_READINESS_DELAY) > changed
     }
 }
 
@@ -383,7 +389,10 @@ fn container_requests(
         match wanted {
             Some(wanted) if wanted != container.name => continue,
             Some(_) => return request(container).ok_or_else(|| missing(container)),
-            None => sum += request(container).ok_or_else(|| missing(container))?,
+            None => {
+                let more = request(container).ok_or_else(|| missing(container))?;
+                sum = i64::saturating_add(sum, more);
+            }
         }
     }
     match wanted {

@@ -234,7 +234,10 @@ fn resource_samples(
                 used(found)
             }
             // A pod counts only if all of its containers have a sample.
-            None => item.containers.iter().map(used).sum(),
+            None => {
+                let all: Option<Vec<i64>> = item.containers.iter().map(used).collect();
+                all.map(super::calculator::total)
+            }
         };
         let Some(value) = value else { continue };
         let window = machinery::duration::parse(&item.window).ok();

@@ -90,6 +90,27 @@ fn computations_are_counted_by_what_they_propose_or_by_who_is_to_blame() {
 }
 
 #[test]
+fn requests_windows_and_times_may_have_any_size() {
+    let large = |name: &str| {
+        let mut pod = serde_json::to_value(&*pod(name, "Running", "True")).unwrap();
+        let container = json!({"name": "c", "resources": {"requests": {"cpu": "9e15"}}});
+        pod["spec"]["containers"] = json!([container, container]);
+        Arc::new(serde_json::from_value(pod).unwrap())
+    };
+    let pods = [large("a"), large("b")];
+    assert_eq!(cpu(&pods, &[("a", 1)], i32::MAX).unwrap().replicas, 1);
+    let mut late = serde_json::to_value(&*pods[0]).unwrap();
+    late["status"]["startTime"] = json!(Timestamp::MAX.to_string());
+    let late = [Arc::new(serde_json::from_value(late).unwrap())];
+    let mut samples = samples(&[("a", 1)]);
+    for sample in samples.values_mut() {
+        sample.window = Duration::MAX;
+    }
+    let refused = by_utilization(&workload(&late), samples, "cpu", None, 50).unwrap_err();
+    assert!(refused.contains("unready"), "{refused}");
+}
+
+#[test]
 fn usage_over_the_target_grows_and_usage_under_it_shrinks() {
     let pods = running(3);
     let grown = cpu(&pods, &[("p0", 300), ("p1", 500), ("p2", 700)], 30).unwrap();
