@@ -93,10 +93,16 @@ pub(crate) async fn keep_current(data_dir: &Path, mut written: Option<watch::Rec
 
 fn refresh(data_dir: &Path) {
     for user in remembered(data_dir) {
-        if let Err(error) = add(data_dir, &user) {
+        if let Err(error) = update(data_dir, &user) {
             complain(&user, &error);
         }
     }
+}
+
+/// Brings a user's context up to date. Who removed it, and a new user with the uid of a former one, get none.
+fn update(data_dir: &Path, user: &Account) -> Result<()> {
+    let (text, names, file) = (admin(data_dir)?, contexts(data_dir), file(user));
+    as_user(user, || kubectl::refresh_context(&file, &text, &names))
 }
 
 fn complain(user: &Account, error: &anyhow::Error) {
@@ -240,6 +246,17 @@ mod tests {
         let metadata = std::fs::metadata(&added.file).unwrap();
         assert_eq!(metadata.uid(), user.uid.as_raw());
         assert_eq!(metadata.mode() & 0o777, 0o600);
+        // It follows the cluster, until the user removes it.
+        let renewed = ADMIN.replace("Sw==", "TmV3");
+        std::fs::write(data.path().join("admin.kubeconfig"), &renewed).unwrap();
+        update(data.path(), &user).unwrap();
+        let read = || std::fs::read_to_string(&added.file).unwrap_or_default();
+        assert!(read().contains("TmV3"), "{}", read());
+        std::fs::remove_file(&added.file).unwrap();
+        update(data.path(), &user).unwrap();
+        assert!(!added.file.exists());
+        std::fs::write(data.path().join("admin.kubeconfig"), ADMIN).unwrap();
+        add(data.path(), &user).unwrap();
 
         // A link to a file of root is not followed.
         let secret = data.path().join("admin.kubeconfig");

@@ -1,9 +1,9 @@
 //! One daemon per data directory: a lock that the kernel releases when its holder ends.
 
 use std::{
-    fs::{DirBuilder, File, Permissions},
-    io::Write,
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    fs::{self, DirBuilder, File, Permissions},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::Path,
 };
 
@@ -27,6 +27,7 @@ impl DataLock {
             .truncate(false)
             .write(true)
             .mode(0o600)
+            .custom_flags(nix::libc::O_NOFOLLOW)
             .open(data_dir.join("lock"))
             .map_err(failed)?;
         // Every user who can open the file can lock it.
@@ -48,12 +49,20 @@ impl DataLock {
 
 /// Creates the data directory for its owner alone, and closes one of ours to others: earlier versions
 /// left it open with `--detach`. Shared directories, such as /tmp, stay as they are.
-pub fn create(data_dir: &Path) -> std::io::Result<()> {
+pub fn create(data_dir: &Path) -> io::Result<()> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(data_dir)?;
-    let mode = data_dir.metadata()?.permissions().mode();
+    let metadata = data_dir.metadata()?;
+    if !trusted_owners().contains(&metadata.uid()) {
+        // They could replace what is in it: keys, programs, the names of processes and directories to remove.
+        return Err(io::Error::other(format!(
+            "it belongs to another user (uid {}); make it yours with chown, or use another one",
+            metadata.uid()
+        )));
+    }
+    let mode = metadata.permissions().mode();
     let is_shared = mode & 0o1022 != 0;
     if mode & 0o055 != 0 && !is_shared && data_dir.join(crate::marker::FILE).exists() {
         std::fs::set_permissions(data_dir, Permissions::from_mode(0o700))?;
@@ -61,18 +70,38 @@ pub fn create(data_dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
+/// The users who may own a data directory: root, the running user, and the user behind sudo.
+fn trusted_owners() -> Vec<u32> {
+    let own = nix::unistd::geteuid();
+    let behind = std::env::var("SUDO_UID").ok().filter(|_| own.is_root());
+    let behind = behind.and_then(|uid| uid.parse().ok());
+    [0, own.as_raw()].into_iter().chain(behind).collect()
+}
+
 /// The process that holds a data directory, if any.
 pub fn holder(data_dir: &Path) -> Option<i32> {
-    let file = File::options()
-        .read(true)
-        .open(data_dir.join("lock"))
-        .ok()?;
+    let path = data_dir.join("lock");
+    let file = File::options().read(true).open(&path).ok()?;
     match Flock::lock(file, FlockArg::LockSharedNonblock) {
         Err((file, nix::errno::Errno::EWOULDBLOCK)) => {
-            std::io::read_to_string(&file).ok()?.trim().parse().ok()
+            let text = io::read_to_string(&file).ok()?;
+            let process = text.trim().parse().ok()?;
+            has_open(process, &file.metadata().ok()?).then_some(process)
         }
         _ => None,
     }
+}
+
+/// Whether a process has a file open: a lock that another user wrote could name any process, also
+/// groups of processes (-1 is all). A user who may not see the files of a process cannot stop it either.
+fn has_open(process: i32, file: &fs::Metadata) -> bool {
+    let Ok(open) = fs::read_dir(format!("/proc/{process}/fd")) else {
+        return process > 0 && !nix::unistd::geteuid().is_root();
+    };
+    let mut open = open
+        .flatten()
+        .filter_map(|entry| fs::metadata(entry.path()).ok());
+    open.any(|open| (open.dev(), open.ino()) == (file.dev(), file.ino()))
 }
 
 #[cfg(test)]
@@ -89,6 +118,41 @@ mod tests {
         drop(first);
         assert_eq!(holder(&data), None);
         assert!(DataLock::take(&data).is_ok());
+    }
+
+    #[test]
+    fn a_lock_that_names_another_process_has_no_holder() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        for process in ["-1", "0", "1", "not a number"] {
+            fs::write(&path, process).unwrap();
+            let file = File::open(&path).unwrap();
+            let _lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).unwrap();
+            // Others than root may not see which files process 1 has open.
+            if nix::unistd::geteuid().is_root() || process != "1" {
+                assert_eq!(holder(directory.path()), None, "{process}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_directory_of_another_user_is_refused() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let stranger = Some(nix::unistd::Uid::from_raw(54_321));
+        nix::unistd::chown(directory.path(), stranger, None).unwrap();
+        let refused = DataLock::take(directory.path())
+            .err()
+            .map(|error| error.to_string());
+        assert!(refused.is_some_and(|why| why.contains("54321")));
+        // A link in the place of the lock is not followed.
+        let directory = tempfile::tempdir().unwrap();
+        let target = directory.path().join("target");
+        std::os::unix::fs::symlink(&target, directory.path().join("lock")).unwrap();
+        assert!(DataLock::take(directory.path()).is_err());
+        assert!(!target.exists());
     }
 
     #[test]

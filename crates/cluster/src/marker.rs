@@ -98,6 +98,9 @@ impl Marker {
 /// The name of the cgroup of a directory's pods, below the roots of the cgroup hierarchies.
 pub fn cgroup(id: &str, marker: Option<&Marker>) -> String {
     let suffix = marker.map_or("", |marker| marker.cgroup_suffix.as_str());
+    // It is part of a path.
+    let is_name = suffix.chars().all(|c| c.is_ascii_alphanumeric());
+    let suffix = if is_name { suffix } else { "" };
     format!("mainstay-{id}{suffix}")
 }
 
@@ -207,6 +210,11 @@ mod tests {
         Marker::update(directory.path(), |marker| marker.store = false).unwrap();
         let old = Marker::read(directory.path()).unwrap();
         assert_eq!(cgroup("1a", old.as_ref()), "mainstay-1a");
+        let path = Marker {
+            cgroup_suffix: "/../system.slice".to_owned(),
+            ..Marker::default()
+        };
+        assert_eq!(cgroup("1a", Some(&path)), "mainstay-1a");
     }
 
     #[test]

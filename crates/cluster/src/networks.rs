@@ -68,7 +68,13 @@ impl Networks {
         let their = other.ranges.iter().find(overlap)?;
         (other.namespace == self.namespace && other.data_dir != self.data_dir).then(|| {
             let place = other.data_dir.display();
-            format!("{flag} {range}: the cluster of {place} has {their}")
+            let left = match crate::lock::holder(&other.data_dir) {
+                Some(_) => String::new(),
+                None => format!(
+                    ", and is stopped: `mainstay reset --data-dir {place}` removes its pods and data"
+                ),
+            };
+            format!("{flag} {range}: the cluster of {place} has {their}{left}")
         })
     }
 }
@@ -102,7 +108,9 @@ mod tests {
         let own = networks("/a", 1, "10.42.0.0/16");
         let range = own.ranges[0];
         let meets = |other: &Networks| own.meets(other, "--cluster-cidr", range).is_some();
-        assert!(meets(&networks("/b", 1, "10.42.7.0/24")));
+        let stopped = networks("/b", 1, "10.42.7.0/24");
+        let why = own.meets(&stopped, "--cluster-cidr", range);
+        assert!(why.is_some_and(|why| why.contains("`mainstay reset --data-dir /b`")));
         assert!(meets(&networks("/b", 1, "10.0.0.0/8")));
         assert!(!meets(&networks("/b", 2, "10.42.7.0/24")));
         assert!(!meets(&networks("/b", 1, "10.44.0.0/16")));
