@@ -11,6 +11,7 @@ const COMMANDS: &str = include_str!("../clients/kubectl/commands.txt");
 const MISTAKES: &str = include_str!("../clients/kubectl/mistakes.txt");
 const USAGE: &str = include_str!("../clients/kubectl/usage.txt");
 const CORNERS: &str = include_str!("../clients/kubectl/corners.txt");
+const UNCOMMON: &str = include_str!("../clients/kubectl/uncommon.txt");
 const DESCRIBED: &str = include_str!("../clients/kubectl/described.txt");
 const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/kubectl");
 /// Commands that are compared at once.
@@ -45,6 +46,11 @@ fn both_kubectls_report_the_same_usage_errors() {
 #[test]
 fn both_kubectls_agree_about_templates_selectors_generators_and_absent_objects() {
     compare(CORNERS);
+}
+
+#[test]
+fn both_kubectls_agree_about_all_types_odd_values_and_surplus_arguments() {
+    compare(UNCOMMON);
 }
 
 #[test]
