@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
     api::{
         coordination::v1::Lease,
@@ -65,6 +65,10 @@ const GRACE: Duration = Duration::from_secs(50);
 /// The same for a new node.
 const STARTUP_GRACE: Duration = Duration::from_secs(60);
 
+/// Between two passes at most this much time counts for the grace period. The rest is a step of the clock, or time in which
+/// this server was paused and could not see heartbeats: the nodes are not silent because of it.
+const LONGEST_STEP: SignedDuration = SignedDuration::from_secs(20);
+
 /// The last heartbeat, and when this controller saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Heartbeat {
@@ -78,9 +82,27 @@ struct Heartbeat {
 #[derive(Default)]
 pub(super) struct Heartbeats {
     nodes: HashMap<String, Heartbeat>,
+    /// The time of the last pass.
+    last_pass: Option<Timestamp>,
 }
 
 impl Heartbeats {
+    /// A pass over all nodes begins.
+    pub(super) fn begin_pass(&mut self, now: Timestamp) {
+        let Some(last) = self.last_pass.replace(now) else {
+            return;
+        };
+        let step = now.duration_since(last);
+        let skipped = step - step.clamp(SignedDuration::ZERO, LONGEST_STEP);
+        if skipped.is_zero() {
+            return;
+        }
+        for heartbeat in self.nodes.values_mut() {
+            let seen = heartbeat.seen.checked_add(skipped);
+            heartbeat.seen = seen.unwrap_or(now);
+        }
+    }
+
     /// Whether the node had no heartbeat for too long. Only that a heartbeat changed counts, not
     /// its time, since machines' clocks may differ. `renewed` is the time in the node's lease.
     pub(super) fn is_silent(
@@ -198,6 +220,33 @@ mod tests {
         heartbeats.reset(at(200));
         let renewed = renewed(&lease(-9998));
         assert!(!heartbeats.is_silent("n", &facts, renewed, at(250)));
+    }
+
+    #[test]
+    fn nodes_are_not_silent_because_the_clock_was_set_or_the_server_was_paused() {
+        let node = node(&[("Ready", "True")], &[]);
+        let facts = Facts::new(&node);
+        // The seconds of the passes; the node is silent in the last one only if it is expected.
+        for (passes, expected) in [
+            (vec![0, 5, 3605], false),
+            (vec![0, 5, 3605, 3610, 3630], false),
+            (vec![0, 20, 40, 60], true),
+            (vec![0, 5, 3605, 3625, 3640], true),
+            (vec![3600, 0, 5], false),
+            (vec![3600, 0, 20, 40, 51], true),
+        ] {
+            let mut heartbeats = Heartbeats::default();
+            let looks: Vec<bool> = passes
+                .iter()
+                .map(|second| {
+                    heartbeats.begin_pass(at(*second));
+                    heartbeats.is_silent("n", &facts, None, at(*second))
+                })
+                .collect();
+            let (last, before) = looks.split_last().unwrap();
+            assert_eq!(*last, expected, "{passes:?}");
+            assert!(before.iter().all(|silent| !silent), "{passes:?}");
+        }
     }
 
     #[test]

@@ -138,6 +138,7 @@ impl Monitor {
         let all = nodes.nodes.entries();
         let appeared = self.register(nodes, &all);
         let now = nodes.shared.now();
+        self.heartbeats.begin_pass(now);
         let mut counts: BTreeMap<String, Count> = BTreeMap::new();
         let mut looks = Vec::new();
         for (node, facts) in with_facts(&all) {
