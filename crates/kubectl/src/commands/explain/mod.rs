@@ -398,7 +398,7 @@ fn wrapped(text: &str, width: usize) -> String {
                 continue;
             }
             // The spaces at the end of a line are dropped, also the second one behind a sentence.
-            if used + spaces + length > width && length < width {
+            if used > 0 && used + spaces + length > width {
                 out.push('\n');
                 used = 0;
             } else {
@@ -429,6 +429,8 @@ mod tests {
             ("one two.  three", "one two.\nthree"),
             ("one  two", "one  two"),
             ("  one\ntwo", "  one\ntwo"),
+            ("see https://long.example", "see\nhttps://long.example"),
+            ("https://long.example", "https://long.example"),
         ] {
             assert_eq!(wrapped(text, 9), expected, "{text:?}");
         }
