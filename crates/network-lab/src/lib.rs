@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
 
+mod sctp;
+
 use std::{
     fs::File,
     future::Future,
@@ -99,6 +101,17 @@ impl Namespace {
     /// The same with one datagram.
     pub async fn ask_udp(&self, to: SocketAddr) -> Option<String> {
         self.run(move || ask_udp_here(to)).await
+    }
+
+    /// Answers SCTP on a port, as [`Namespace::serve`].
+    pub async fn serve_sctp(&self, name: &str, port: u16) {
+        let name = name.to_owned();
+        self.run(move || sctp::serve_here(&name, port)).await;
+    }
+
+    /// Requests an SCTP association from inside and returns the answer; `None` without one.
+    pub async fn ask_sctp(&self, to: SocketAddr) -> Option<String> {
+        self.run(move || ask_sctp_here(to)).await
     }
 
     /// Runs a future inside, on a runtime of its own: its sockets, processes and sysctls are those
@@ -242,6 +255,11 @@ pub fn ask_udp_here(to: SocketAddr) -> Option<String> {
     let mut buffer = [0; 512];
     let length = socket.recv(&mut buffer).ok()?;
     Some(String::from_utf8_lossy(&buffer[..length]).into_owned())
+}
+
+/// Requests an association from the caller's namespace, as [`Namespace::ask_sctp`].
+pub fn ask_sctp_here(to: SocketAddr) -> Option<String> {
+    sctp::ask_here(to, PATIENCE)
 }
 
 /// Sends an ICMP message, as a container with the capability `NET_RAW` can.

@@ -1,10 +1,20 @@
-//! Detects changes of our tables by other programs: compares the number of rules per chain and of
-//! elements per set with what we would write.
+//! Detects changes of our tables by other programs: compares the number of rules per chain and of elements per set with
+//! what we would write, then the rules themselves. Since nft shows rules in a form of its own, it shows ours in an empty
+//! network namespace for that.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    process::{Command, Stdio},
+    thread,
+};
+
+use nix::sched::{CloneFlags, unshare};
+use tokio::sync::oneshot;
+use tracing::debug;
 
 use crate::{
-    Result,
+    Error, Result,
     nft::{self, Batch},
 };
 
@@ -20,7 +30,92 @@ struct Shape {
 /// Whether the kernel's table differs from the one that `full` writes, or is missing.
 pub async fn has_drifted(table: &str, full: &Batch) -> Result<bool> {
     let listing = nft::list(&["-a", "-s", "list", "table", "inet", table]).await?;
-    Ok(listing.is_none_or(|listing| Shape::from_listing(&listing) != Shape::from_batch(full)))
+    let Some(listing) = listing else {
+        return Ok(true);
+    };
+    if Shape::from_listing(&listing) != Shape::from_batch(full) {
+        return Ok(true);
+    }
+    match shown(table, full).await? {
+        Ok(expected) => Ok(rules(&listing) != rules(&expected)),
+        Err(error) => {
+            debug!(%error, table, "cannot compare the rules of a table");
+            Ok(false)
+        }
+    }
+}
+
+/// How nft shows a table without its elements.
+async fn shown(table: &str, full: &Batch) -> Result<io::Result<String>> {
+    let statements = full.statements().iter();
+    let statements = statements.filter(|statement| !statement.starts_with("add element "));
+    let text: String = statements
+        .map(|statement| format!("{statement}\n"))
+        .collect();
+    let table = table.to_owned();
+    let (send, receive) = oneshot::channel();
+    // A thread of its own: the namespace is that of its children, and ends with it.
+    thread::Builder::new()
+        .name("nft".into())
+        .spawn(move || {
+            let entered = unshare(CloneFlags::CLONE_NEWNET).map_err(io::Error::from);
+            let _ = send.send(entered.and_then(|()| show(&table, &text)));
+        })
+        .map_err(Error::Socket)?;
+    receive.await.map_err(|_| Error::ThreadLost)
+}
+
+fn show(table: &str, text: &str) -> io::Result<String> {
+    let nft = |arguments: &[&str]| {
+        let mut command = Command::new("nft");
+        command.args(arguments).env("LC_ALL", "C");
+        command.stdin(Stdio::null()).stderr(Stdio::null());
+        command
+    };
+    let mut writing = nft(&["-f", "-"]).stdin(Stdio::piped()).spawn()?;
+    let written = match writing.stdin.take() {
+        Some(mut stdin) => stdin.write_all(text.as_bytes()),
+        None => Ok(()),
+    };
+    let status = writing.wait()?;
+    written?;
+    let output = nft(&["-a", "-s", "list", "table", "inet", table]).output()?;
+    match status.success() && output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(io::Error::other("nft failed")),
+    }
+}
+
+/// The rules of each chain, sorted: those that changes add are at the end. The order of the elements of a set in a rule is
+/// the kernel's.
+fn rules(listing: &str) -> BTreeMap<&str, Vec<Vec<String>>> {
+    let mut all: BTreeMap<&str, Vec<Vec<String>>> = BTreeMap::new();
+    let (mut chain, mut rule) = (None, String::new());
+    for line in listing.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match (words.as_slice(), chain) {
+            (["chain", name, "{", ..], None) => chain = Some(*name),
+            (["}"], Some(_)) if line == "\t}" => chain = None,
+            (["type" | "comment", ..], Some(_)) if rule.is_empty() => {}
+            (words, Some(name)) => {
+                rule += &words.join(" ");
+                rule.push(' ');
+                if let Some((text, _)) = rule.split_once(" # handle ") {
+                    let parts = text.split([',', '{', '}']).map(str::trim);
+                    let parts = parts.filter(|part| !part.is_empty());
+                    let mut parts: Vec<String> = parts.map(ToOwned::to_owned).collect();
+                    parts.sort_unstable();
+                    all.entry(name).or_default().push(parts);
+                    rule.clear();
+                }
+            }
+            _ => {}
+        }
+    }
+    for rules in all.values_mut() {
+        rules.sort_unstable();
+    }
+    all
 }
 
 /// The number of elements between braces; none of ours contains a comma.
@@ -154,6 +249,27 @@ mod tests {
     fn a_table_as_we_would_write_it_has_the_same_shape() {
         let expected = Shape::from_batch(&batch(&["ip saddr @s accept", "drop"]));
         assert_eq!(Shape::from_listing(LISTING), expected);
+    }
+
+    #[test]
+    fn a_rule_differs_by_its_words_and_not_by_its_place() {
+        let before = rules(LISTING);
+        assert_eq!(before["c"].len(), 2);
+        for (old, new, is_same) in [
+            (
+                "10.0.0.1,\n\t\t\t   10.0.0.2",
+                "10.0.0.2,\n\t\t\t   10.0.0.1",
+                true,
+            ),
+            ("handle 6", "handle 60", true),
+            ("@s accept", "@s drop", false),
+            ("} accept", "} drop", false),
+            ("ip saddr @s", "ip daddr @s", false),
+        ] {
+            let changed = LISTING.replace(old, new);
+            assert_ne!(changed, LISTING);
+            assert_eq!(rules(&changed) == before, is_same, "{changed}");
+        }
     }
 
     #[test]

@@ -179,7 +179,13 @@ impl RoutedNetwork {
     /// The whole table.
     fn all_rules(&self) -> Batch {
         let records: Vec<Record> = self.ipam.lock().records().cloned().collect();
-        rules::full(&self.config.id, &self.config.cluster_cidrs, &records)
+        let Config {
+            id,
+            cluster_cidrs,
+            service_cidrs,
+            ..
+        } = &self.config;
+        rules::full(id, cluster_cidrs, service_cidrs, &records)
     }
 
     /// All other attached sandboxes.

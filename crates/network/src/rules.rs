@@ -11,7 +11,12 @@ use crate::{ipam::Record, names, nft::Batch, overlay::VXLAN_PORT};
 const FAMILIES: [(&str, &str, &str); 2] = [("4", "ip", "ipv4_addr"), ("6", "ip6", "ipv6_addr")];
 
 /// The whole table, written from scratch.
-pub(crate) fn full(id: &str, cluster_cidrs: &[IpNet], records: &[Record]) -> Batch {
+pub(crate) fn full(
+    id: &str,
+    cluster_cidrs: &[IpNet],
+    service_cidrs: &[IpNet],
+    records: &[Record],
+) -> Batch {
     let table = names::table(id);
     let mut batch = Batch::new();
     batch.replace_table("inet", &table);
@@ -36,6 +41,7 @@ pub(crate) fn full(id: &str, cluster_cidrs: &[IpNet], records: &[Record]) -> Bat
     }
     chains(&mut batch, &table, cluster_cidrs);
     loopback(&mut batch, id);
+    circles(&mut batch, &table, service_cidrs);
     sources(&mut batch, id, cluster_cidrs);
     overlay(&mut batch, id, cluster_cidrs);
     errors(&mut batch, id);
@@ -108,8 +114,19 @@ fn loopback(batch: &mut Batch, id: &str) {
     ));
 }
 
+/// The route of service addresses leads to the loopback link. A packet that was not translated, such as an answer without
+/// a question, would come back from there and be sent there again until its time to live has ended.
+fn circles(batch: &mut Batch, table: &str, service_cidrs: &[IpNet]) {
+    for cidr in service_cidrs {
+        let family = if cidr.addr().is_ipv4() { "ip" } else { "ip6" };
+        batch.push(format!(
+            "add rule inet {table} sources iifname \"lo\" {family} daddr {cidr} fib daddr type != local counter drop"
+        ));
+    }
+}
+
 /// A packet of a pod must have a source address that is routed to the pod's own link, and a packet
-/// from outside must not have the address of a local pod. Checked before conntrack, so that no
+/// from outside, or from another node, must not have the address of a local pod. Checked before conntrack, so that no
 /// forged packet becomes part of a connection. Pods have no use for link-local IPv6 sources, since
 /// both sides of a link have permanent neighbour entries; a pod could choose a new one for each packet,
 /// and each would take an entry of the node's neighbour table.
@@ -117,6 +134,15 @@ fn sources(batch: &mut Batch, id: &str, cluster_cidrs: &[IpNet]) {
     let (table, links) = (names::table(id), names::link_prefix(id));
     let overlay = names::vxlan_link(id);
     let mut rule = |text: String| batch.push(format!("add rule inet {table} sources {text}"));
+    // The overlay's name begins like those of pod links.
+    for cidr in cluster_cidrs {
+        let family = if cidr.addr().is_ipv4() { "ip" } else { "ip6" };
+        let packed = format!("iifname \"{overlay}\" {family} saddr {cidr}");
+        rule(format!("{packed} fib saddr oifname \"{overlay}\" return"));
+        rule(format!(
+            "{packed} fib saddr oifname \"{links}*\" counter drop"
+        ));
+    }
     rule(format!("iifname \"{overlay}\" return"));
     rule(format!(
         "iifname \"{links}*\" fib saddr . iif oif missing counter drop"
@@ -166,8 +192,10 @@ fn overlay(batch: &mut Batch, id: &str, cluster_cidrs: &[IpNet]) {
 
 /// A pod may send ICMP errors only about its own connections. The kernel looks only at the connection that an error
 /// quotes: with errors about those of others, a pod could end them or make their packets smaller, also those of the node.
+/// Errors of pods of other nodes, which come from the overlay, were checked there.
 fn errors(batch: &mut Batch, id: &str) {
     let (table, links) = (names::table(id), names::link_prefix(id));
+    let overlay = names::vxlan_link(id);
     let mut add = |text: String| batch.push(format!("add {text}"));
     add(format!("chain inet {table} foreign-errors"));
     for (suffix, family, _) in FAMILIES {
@@ -182,7 +210,8 @@ fn errors(batch: &mut Batch, id: &str) {
         "chain inet {table} errors {{ type filter hook prerouting priority -150; }}"
     ));
     add(format!(
-        "rule inet {table} errors meta l4proto {{ 1, 58 }} iifname \"{links}*\" ct state related jump foreign-errors"
+        "rule inet {table} errors meta l4proto {{ 1, 58 }} iifname \"{links}*\" iifname != \"{overlay}\" \
+         ct state related jump foreign-errors"
     ));
 }
 
@@ -323,7 +352,7 @@ mod tests {
         );
         let removed = remove_pod("0123abcd", &second, std::slice::from_ref(&first));
         assert_eq!(removed.statements(), both("delete", 6));
-        let whole = full("0123abcd", &[], &[second, first]);
+        let whole = full("0123abcd", &[], &[], &[second, first]);
         let ports = whole.statements().iter().filter(|s| s.contains("8080"));
         assert_eq!(ports.collect::<Vec<_>>(), [&leads("add", 5)]);
     }
@@ -360,7 +389,7 @@ mod tests {
 
     #[test]
     fn traffic_that_leaves_the_cluster_is_masqueraded() {
-        let batch = full("0123abcd", &["10.42.0.0/16".parse().unwrap()], &[]);
+        let batch = full("0123abcd", &["10.42.0.0/16".parse().unwrap()], &[], &[]);
         assert!(batch.statements().iter().any(|statement| statement.ends_with(
             "ip saddr { 10.42.0.0/16 } ip daddr != { 10.42.0.0/16, 224.0.0.0/4 } oifname != \"lo\" masquerade fully-random"
         )));

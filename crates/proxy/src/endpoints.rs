@@ -2,7 +2,7 @@
 //! hints. Pure.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, btree_map::Entry},
     net::IpAddr,
 };
 
@@ -44,8 +44,8 @@ pub struct EndpointQuery<'a> {
 struct Candidate {
     local: bool,
     ready: bool,
-    /// Serving while it terminates.
     serving: bool,
+    terminating: bool,
     zones: Vec<String>,
     nodes: Vec<String>,
 }
@@ -57,6 +57,8 @@ pub struct Chosen {
     pub cluster: Vec<Endpoint>,
     /// For policy Local: only those on this node.
     pub local: Vec<Endpoint>,
+    /// For UDP: the endpoints whose conversations go on, whatever policies and hints say about new ones.
+    pub kept: BTreeSet<(IpAddr, u16)>,
 }
 
 /// The label of slices whose endpoints clients reach without a proxy, whatever its value.
@@ -128,9 +130,16 @@ pub fn choose<'a>(
     for slice in slices {
         collect(slice, wanted, place, &mut candidates);
     }
-    let usable = ready_or_serving(&candidates, |_| true);
-    let local = ready_or_serving(&candidates, |candidate| candidate.local);
-    let cluster = by_hints(&usable, place);
+    let (usable, has_ready) = ready_or_serving(&candidates, |_| true);
+    let (local, _) = ready_or_serving(&candidates, |candidate| candidate.local);
+    let cluster = match has_ready {
+        true => by_hints(&usable, place),
+        false => usable,
+    };
+    let kept = match wanted.protocol {
+        Protocol::Udp => kept(&candidates),
+        Protocol::Tcp | Protocol::Sctp => BTreeSet::new(),
+    };
     let to_endpoints = |chosen: Vec<(&(IpAddr, u16), &Candidate)>| {
         let endpoint = |(at, candidate): (&(IpAddr, u16), &Candidate)| Endpoint {
             ip: at.0,
@@ -142,7 +151,17 @@ pub fn choose<'a>(
     Chosen {
         cluster: to_endpoints(cluster),
         local: to_endpoints(local),
+        kept,
     }
+}
+
+/// The serving endpoints, also those that terminate or are not chosen; all that exist if none serves.
+fn kept(candidates: &Candidates) -> BTreeSet<(IpAddr, u16)> {
+    let is_served = candidates.values().any(|candidate| candidate.serving);
+    let kept = candidates
+        .iter()
+        .filter(|(_, candidate)| candidate.serving || !is_served);
+    kept.map(|(at, _)| *at).collect()
 }
 
 /// The addresses of ready endpoints on a node.
@@ -187,27 +206,41 @@ fn collect(
                 continue;
             }
             let candidate = candidate(endpoint, place);
-            // An endpoint can be in two slices while it moves between them: the better state wins.
-            into.entry((ip, port))
-                .and_modify(|known: &mut Candidate| {
-                    known.ready |= candidate.ready;
-                    known.serving |= candidate.serving;
-                })
-                .or_insert(candidate);
+            match into.entry((ip, port)) {
+                Entry::Vacant(entry) => {
+                    entry.insert(candidate);
+                }
+                Entry::Occupied(mut known) => known.get_mut().join(candidate),
+            }
+        }
+    }
+}
+
+impl Candidate {
+    /// An address can be in two slices, while its endpoint moves between them: the better state wins. Or the address of a
+    /// pod that terminates already has another pod, which wins.
+    fn join(&mut self, other: Self) {
+        match (self.terminating, other.terminating) {
+            (true, false) => *self = other,
+            (false, true) => {}
+            _ => {
+                self.ready |= other.ready;
+                self.serving |= other.serving;
+            }
         }
     }
 }
 
 fn candidate(endpoint: &SliceEndpoint, place: &NodeTopology) -> Candidate {
     let conditions = endpoint.conditions.clone().unwrap_or_default();
-    let ready = conditions.ready.unwrap_or(true);
     let hints = endpoint.hints.as_ref();
     let zones = hints.and_then(|hints| hints.for_zones.as_ref());
     let nodes = hints.and_then(|hints| hints.for_nodes.as_ref());
     Candidate {
         local: endpoint.node_name.as_deref() == Some(&place.node),
-        ready,
-        serving: conditions.serving.unwrap_or(ready) && conditions.terminating == Some(true),
+        ready: conditions.ready.unwrap_or(true),
+        serving: conditions.serving.unwrap_or(true),
+        terminating: conditions.terminating.unwrap_or(false),
         zones: zones
             .into_iter()
             .flatten()
@@ -221,11 +254,11 @@ fn candidate(endpoint: &SliceEndpoint, place: &NodeTopology) -> Candidate {
     }
 }
 
-/// The ready endpoints, or if there are none, those that are serving while terminating.
+/// The ready endpoints, or if there are none, those that are serving while terminating; and whether any is ready.
 fn ready_or_serving(
     candidates: &Candidates,
     eligible: impl Fn(&Candidate) -> bool,
-) -> Vec<(&(IpAddr, u16), &Candidate)> {
+) -> (Vec<(&(IpAddr, u16), &Candidate)>, bool) {
     let pick = |wanted: fn(&Candidate) -> bool| -> Vec<_> {
         candidates
             .iter()
@@ -233,10 +266,12 @@ fn ready_or_serving(
             .collect()
     };
     let ready = pick(|candidate| candidate.ready);
-    if ready.is_empty() {
-        pick(|candidate| candidate.serving)
-    } else {
-        ready
+    match ready.is_empty() {
+        true => {
+            let serving = |candidate: &Candidate| candidate.serving && candidate.terminating;
+            (pick(serving), false)
+        }
+        false => (ready, true),
     }
 }
 
@@ -340,9 +375,67 @@ mod tests {
              "conditions": {"ready": false, "serving": false, "terminating": true}},
             {"addresses": ["10.0.0.3"], "nodeName": "here",
              "conditions": {"ready": false, "serving": true}},
+            // Without a statement it serves.
+            {"addresses": ["10.0.0.4"], "nodeName": "there",
+             "conditions": {"ready": false, "terminating": true}},
         ]));
-        assert_eq!(cluster, ["10.0.0.1"]);
+        assert_eq!(cluster, ["10.0.0.1", "10.0.0.4"]);
         assert_eq!(local, ["10.0.0.1"]);
+    }
+
+    #[test]
+    fn hints_of_terminating_endpoints_do_not_count() {
+        let leaving = |ip: &str, zone: &str| {
+            json!({"addresses": [ip], "hints": {"forZones": [{"name": zone}]},
+                   "conditions": {"ready": false, "serving": true, "terminating": true}})
+        };
+        let (cluster, _) = chosen(json!([
+            leaving("10.0.0.1", "z1"),
+            leaving("10.0.0.2", "z2")
+        ]));
+        assert_eq!(cluster, ["10.0.0.1", "10.0.0.2"]);
+    }
+
+    #[test]
+    fn the_new_pod_of_an_address_counts_instead_of_the_terminating_one() {
+        let old = json!({"addresses": ["10.0.0.1"], "nodeName": "there",
+            "conditions": {"ready": false, "serving": true, "terminating": true}});
+        let new = json!({"addresses": ["10.0.0.1"], "nodeName": "here",
+            "conditions": {"ready": false, "serving": false}});
+        for both in [json!([old, new]), json!([new, old])] {
+            assert_eq!(chosen(both), (vec![], vec![]));
+        }
+    }
+
+    #[test]
+    fn udp_conversations_stay_with_endpoints_that_serve_or_with_all_if_none_does() {
+        let endpoint = |ip: &str, ready: bool, serving: bool, terminating: bool| {
+            json!({"addresses": [ip], "hints": {"forZones": [{"name": "z1"}]},
+                   "conditions": {"ready": ready, "serving": serving, "terminating": terminating}})
+        };
+        let ready = endpoint("10.0.0.1", true, true, false);
+        let leaving = endpoint("10.0.0.2", false, true, true);
+        let failing = endpoint("10.0.0.3", false, false, false);
+        for (endpoints, expected) in [
+            (
+                json!([ready, leaving, failing]),
+                &["10.0.0.1", "10.0.0.2"][..],
+            ),
+            (json!([failing]), &["10.0.0.3"]),
+            (json!([]), &[]),
+        ] {
+            let mut slice = slice(endpoints);
+            slice.ports.as_mut().unwrap()[0].protocol = Some("UDP".into());
+            let wanted = EndpointQuery {
+                port_name: "http",
+                protocol: Protocol::Udp,
+                v4: true,
+            };
+            let place = NodeTopology::default();
+            let kept = choose([&IndexedSlice::new(&slice)], wanted, &place).kept;
+            let shown: Vec<String> = kept.iter().map(|(ip, _)| ip.to_string()).collect();
+            assert_eq!(shown, expected);
+        }
     }
 
     #[test]
@@ -441,6 +534,7 @@ mod tests {
         let all = Chosen {
             cluster: (0..100).map(endpoint).collect(),
             local: (0..5).map(endpoint).collect(),
+            ..Chosen::default()
         };
         assert_eq!(all.clone().limited(100, "one"), all);
         let mut taken = BTreeSet::new();

@@ -16,7 +16,7 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use lifecycle::Context;
-use network::ClientShares;
+use network::{ClientShares, IpNet};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
@@ -47,14 +47,40 @@ pub(crate) enum Page {
     Check(ServiceKey),
 }
 
+/// Where a server listens.
+pub(crate) struct Listen {
+    /// The first of them that can be bound.
+    pub addresses: Vec<SocketAddr>,
+    /// Connections to other addresses of the node are closed; none if it is empty.
+    pub only_at: Arc<[IpNet]>,
+}
+
+impl Listen {
+    /// At one address.
+    pub(crate) fn at(address: SocketAddr) -> Self {
+        Self {
+            addresses: vec![address],
+            only_at: Arc::default(),
+        }
+    }
+
+    fn admits(&self, stream: &TcpStream) -> bool {
+        let mut ranges = self.only_at.iter();
+        let address = stream.local_addr().map(|at| at.ip().to_canonical());
+        self.only_at.is_empty()
+            || address.is_ok_and(|address| ranges.any(|range| range.contains(&address)))
+    }
+}
+
 /// Serves at an address until the token is cancelled.
 pub(crate) async fn serve(
     health: Arc<Health>,
-    addresses: Vec<SocketAddr>,
+    listen: Listen,
     page: Page,
     context: Context,
     until: CancellationToken,
 ) {
+    let addresses = &listen.addresses;
     let listener = loop {
         match TcpListener::bind(addresses.as_slice()).await {
             Ok(listener) => break listener,
@@ -79,6 +105,7 @@ pub(crate) async fn serve(
             () = until.cancelled() => return,
         };
         match accepted {
+            Ok((stream, _)) if !listen.admits(&stream) => {}
             Ok((stream, from)) => {
                 let Some(share) = clients.enter(from.ip()) else {
                     debug!(%from, "too many connections of one client");
@@ -98,8 +125,8 @@ pub(crate) async fn serve(
     }
 }
 
-/// Runs one server per health check port.
-pub(crate) async fn serve_checks(health: Arc<Health>, context: Context) {
+/// Runs one server per health check port, at the node's addresses in these ranges, as node ports; at all if there are none.
+pub(crate) async fn serve_checks(health: Arc<Health>, only_at: Arc<[IpNet]>, context: Context) {
     let mut wanted = health.ports();
     let mut running: BTreeMap<u16, (ServiceKey, CancellationToken)> = BTreeMap::new();
     loop {
@@ -115,13 +142,11 @@ pub(crate) async fn serve_checks(health: Arc<Health>, context: Context) {
             running.entry(port).or_insert_with(|| {
                 let until = CancellationToken::new();
                 let page = Page::Check(key.clone());
-                let server = serve(
-                    health.clone(),
-                    everywhere(port),
-                    page,
-                    context.clone(),
-                    until.clone(),
-                );
+                let listen = Listen {
+                    addresses: everywhere(port),
+                    only_at: only_at.clone(),
+                };
+                let server = serve(health.clone(), listen, page, context.clone(), until.clone());
                 context.spawn("health check", server);
                 (key, until)
             });

@@ -19,6 +19,7 @@ pub mod rules;
 pub mod ruleset;
 pub mod service;
 pub mod sources;
+mod stale_flows;
 pub mod table;
 
 pub use proxy::{Config, Proxy, Sources};

@@ -368,6 +368,7 @@ mod tests {
             endpoints: Chosen {
                 cluster: vec![endpoint],
                 local: Vec::new(),
+                ..Chosen::default()
             },
         };
         let external = |count: usize| {

@@ -21,13 +21,13 @@ use network::{
 use stdx::Clock;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use crate::{
     budgets::Budget,
     endpoints::{NodeTopology, is_proxied, local_addresses},
     health::{Check, Health},
-    health_server::{Page, serve, serve_checks},
+    health_server::{Listen, Page, serve, serve_checks},
     host_ports::{self, ListeningPort, NodeAddresses},
     metrics::{Metrics, Sync},
     rules::contribution,
@@ -35,6 +35,7 @@ use crate::{
     service::{
         Policy, PortView, announced_by, health_check_port, is_from_pool, source_range_count, views,
     },
+    stale_flows::StaleFlows,
     table::{DnsRedirect, Frame},
 };
 
@@ -173,6 +174,8 @@ struct Worker<'a> {
     affinity: Budget,
     /// The source ranges of load balancers.
     source_ranges: Budget,
+    /// Deletes entries of removed endpoints.
+    stale_flows: Arc<StaleFlows>,
     /// When the run began.
     begun: Timestamp,
 }
@@ -186,12 +189,16 @@ impl Proxy {
         for (address, page) in pages {
             let Some(address) = address else { continue };
             let (health, until) = (self.health.clone(), CancellationToken::new());
-            let server = serve(health, vec![address], page, context.clone(), until);
+            let server = serve(health, Listen::at(address), page, context.clone(), until);
             context.spawn("health", server);
         }
         context.spawn(
             "health checks",
-            serve_checks(self.health.clone(), context.clone()),
+            serve_checks(
+                self.health.clone(),
+                self.config.node_port_addresses.clone().into(),
+                context.clone(),
+            ),
         );
     }
 
@@ -243,6 +250,7 @@ impl Proxy {
             announcements: self.announce(context),
             affinity: Budget::new(AFFINITY_SETS),
             source_ranges: Budget::new(SOURCE_RANGES),
+            stale_flows: StaleFlows::start(self.health.clone(), context),
             begun: config.clock.now(),
         };
         // Existing objects arrive as events, too: the first round writes the whole table.
@@ -349,7 +357,7 @@ impl Worker<'_> {
         // The kernel has these settings once a rule looks at connections.
         conntrack::set_timeouts();
         conntrack::raise_limit();
-        self.forget(datagrams).await;
+        self.stale_flows.add(datagrams);
         Ok(())
     }
 
@@ -378,7 +386,7 @@ impl Worker<'_> {
                 health.metrics.programmed(is_ipv4, after);
             }
         }
-        self.forget(datagrams).await;
+        self.stale_flows.add(datagrams);
         Ok(())
     }
 
@@ -537,34 +545,6 @@ impl Worker<'_> {
         let moved = self.place.zone != zone;
         self.place.zone = zone;
         moved
-    }
-
-    /// Deletes conntrack entries of UDP flows to removed endpoints, which would otherwise continue
-    /// for ever.
-    async fn forget(&self, datagrams: Datagrams) {
-        if datagrams.is_empty() {
-            return;
-        }
-        let stale = move |flow: &conntrack::Flow| {
-            let (ip, port) = flow.sent_to;
-            let allowed = datagrams.get(&(Some(ip), port)).or_else(|| {
-                // A node port is at any address of the node; an untranslated flow to the node
-                // itself has no endpoint.
-                (flow.sent_to != flow.answered_by)
-                    .then(|| datagrams.get(&(None, port)))
-                    .flatten()
-            });
-            allowed.is_some_and(|allowed| !allowed.contains(&flow.answered_by))
-        };
-        let begun = Instant::now();
-        match conntrack::forget_udp(stale).await {
-            Ok(count) => {
-                let metrics = &self.proxy.health.metrics;
-                metrics.flows_forgotten(count, begun.elapsed());
-                debug!(count, "removed UDP conntrack entries");
-            }
-            Err(error) => warn!(%error, "cannot remove stale UDP conntrack entries"),
-        }
     }
 }
 

@@ -294,7 +294,7 @@ pub struct Contribution {
     pub picks: BTreeSet<Pick>,
     /// Chains and sets of its own.
     pub objects: BTreeMap<String, Object>,
-    /// For UDP: the valid endpoints by address.
+    /// For UDP: the endpoints whose conversations go on, by address.
     pub datagrams: BTreeMap<Frontend, BTreeSet<(IpAddr, u16)>>,
 }
 
@@ -387,13 +387,8 @@ impl Contribution {
         };
         let key = key(ip, view.protocol, port);
         if view.protocol == Protocol::Udp {
-            let allowed = endpoints
-                .iter()
-                .map(|endpoint| (endpoint.ip, endpoint.port));
-            self.datagrams
-                .entry((ip, port))
-                .or_default()
-                .extend(allowed);
+            let kept = &view.endpoints.kept;
+            self.datagrams.entry((ip, port)).or_default().extend(kept);
         }
         if deserted {
             // A cluster IP without endpoints needs nothing: untranslated packets to the service
@@ -550,6 +545,7 @@ mod tests {
             endpoints: Chosen {
                 cluster: vec![endpoint("10.42.0.1", true), endpoint("10.42.1.1", false)],
                 local: vec![endpoint("10.42.0.1", true)],
+                ..Chosen::default()
             },
         }
     }
@@ -688,6 +684,9 @@ mod tests {
     fn udp_addresses_are_recorded_with_their_endpoints() {
         let mut view = view();
         view.protocol = Protocol::Udp;
+        view.endpoints.kept = ["10.42.0.1", "10.42.1.1"]
+            .map(|ip| (ip.parse().unwrap(), 8080))
+            .into();
         let contribution = contribution(&[view]);
         assert_eq!(
             contribution.datagrams[&(Some("10.43.0.9".parse().unwrap()), 80)].len(),

@@ -62,7 +62,7 @@ pub struct PortView {
 impl PortView {
     /// The sets that remember clients: one for each endpoint, for clients inside and outside.
     pub fn affinity_sets(&self) -> usize {
-        let Chosen { cluster, local } = &self.endpoints;
+        let Chosen { cluster, local, .. } = &self.endpoints;
         self.affinity_seconds
             .map_or(0, |_| cluster.len() + local.len())
     }

@@ -113,6 +113,7 @@ fn view(random: &mut Random, service: u64) -> PortView {
         endpoints: Chosen {
             cluster: endpoints,
             local,
+            ..Chosen::default()
         },
     }
 }

@@ -267,7 +267,7 @@ fn endpoint(
         .and_then(|spec| spec.publish_not_ready_addresses);
     let (serving, terminating) = (is_ready(pod), is_deleting(pod));
     let node = Some(crate::pods::node(pod)).filter(|node| !node.is_empty());
-    let zone = node.and_then(zone);
+    let zone = node.and_then(zone).filter(|zone| !zone.is_empty());
     let ready = publish == Some(true) || (serving && !terminating);
     Some(Endpoint {
         addresses,
@@ -422,13 +422,20 @@ mod tests {
             spec.traffic_distribution = distribution.map(ToOwned::to_owned);
             let mut pod = pod("a", "10.0.0.1", ready);
             Arc::make_mut(&mut pod).spec.as_mut().unwrap().node_name = Some("n".into());
-            let groups = desired(&service, &[pod], |node| Some(format!("zone of {node}")));
+            let groups = desired(&service, std::slice::from_ref(&pod), |node| {
+                Some(format!("zone of {node}"))
+            });
             let hints = groups[0].endpoints[0].hints.clone().unwrap_or_default();
             let zones = hints.for_zones.unwrap_or_default();
             let nodes = hints.for_nodes.unwrap_or_default();
             assert_eq!((zones.len(), nodes.len()), expected, "{distribution:?}");
             assert!(zones.iter().all(|zone| zone.name == "zone of n"));
             assert!(nodes.iter().all(|node| node.name == "n"));
+            // The label of a node may be empty.
+            let groups = desired(&service, &[pod], |_| Some(String::new()));
+            assert_eq!(groups[0].endpoints[0].zone, None);
+            let hints = groups[0].endpoints[0].hints.clone().unwrap_or_default();
+            assert_eq!(hints.for_zones, None);
         }
     }
 

@@ -6,10 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{
-    pool::Pool,
-    ports::{ports, refusal},
-};
+use super::{claims::Claims, pool::Pool, ports::ports};
 use crate::{shared::LOAD_BALANCER, templatehash::short_hash};
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -37,16 +34,14 @@ const MOST_NODES: usize = 100;
 
 /// The inputs of the decision about one Service.
 pub(super) struct View<'a> {
-    /// All Services of type LoadBalancer.
-    pub services: &'a [Arc<Service>],
+    /// What all load balancers have and want.
+    pub claims: &'a Claims,
     /// All Nodes.
     pub nodes: &'a [Arc<Node>],
     /// The nodes with serving endpoints of this Service.
     pub with_endpoints: &'a BTreeSet<String>,
     /// Addresses to assign; if empty, the nodes' own addresses are used.
     pub pool: &'a Pool,
-    /// Ports of the nodes that no Service may use.
-    pub reserved: &'a BTreeSet<u16>,
 }
 
 /// The decision about a Service.
@@ -263,9 +258,9 @@ fn node_addresses(node: &Node, v4: bool) -> Vec<IpAddr> {
 }
 
 fn from_nodes(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &View<'_>) -> Decision {
-    if let Some(problem) = refusal(service, view.services, view.reserved) {
+    if let Some(problem) = view.claims.refusal(service) {
         return Decision {
-            problem: Some(problem),
+            problem: Some(problem.clone()),
             lacks_ports: true,
             ..Decision::default()
         };
@@ -282,31 +277,8 @@ fn from_nodes(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &Vie
     }
 }
 
-/// Whether `one` gets what both want: the Service that has it keeps it; otherwise the older gets it.
-fn goes_before(one: &Service, other: &Service, has: impl Fn(&Service) -> bool) -> bool {
-    let rank = |service: &Service| {
-        let meta = &service.metadata;
-        let since = meta.creation_timestamp.as_ref().map(|time| time.0);
-        let name = (meta.namespace.clone(), meta.name.clone());
-        (!has(service), since, name)
-    };
-    rank(one) < rank(other)
-}
-
 fn from_pool(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &View<'_>) -> Decision {
-    let others = view
-        .services
-        .iter()
-        .filter(|other| !is_same(other, service) && competes(other));
-    // An address belongs to the Service that has it in its status; if two have it, to the older.
-    let mut taken = BTreeSet::new();
-    for other in others {
-        let theirs = addresses(other).into_iter();
-        taken.extend(theirs.filter(|ip| {
-            let shows = |service: &Service| addresses(service).contains(ip);
-            goes_before(other, service, shows)
-        }));
-    }
+    let is_taken = |ip: &IpAddr| view.claims.is_taken(*ip, service);
     let wish = spec.load_balancer_ip.as_deref().filter(|ip| !ip.is_empty());
     let wish = wish.map(|ip| ip.parse::<IpAddr>());
     let mut decision = Decision::default();
@@ -319,10 +291,10 @@ fn from_pool(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &View
             Some(Err(_)) => None,
             Some(Ok(ip)) if ip.is_ipv4() == v4 => Some(*ip).filter(|ip| view.pool.contains(*ip)),
             _ => own
-                .filter(|ip| !taken.contains(ip))
-                .or_else(|| view.pool.first_free(v4, &taken)),
+                .filter(|ip| !is_taken(ip))
+                .or_else(|| view.pool.first_free(v4, is_taken)),
         };
-        match free.filter(|ip| !taken.contains(ip)) {
+        match free.filter(|ip| !is_taken(ip)) {
             Some(ip) => decision.ingress.push(ip),
             None => {
                 let family = if v4 { "IPv4" } else { "IPv6" };
@@ -423,11 +395,10 @@ mod tests {
 
         fn decide(&self, index: usize) -> Decision {
             let view = View {
-                services: &self.services,
+                claims: &Claims::new(&self.services, &BTreeSet::from([22, 6443])),
                 nodes: &self.nodes,
                 with_endpoints: &self.with_endpoints,
                 pool: &self.pool,
-                reserved: &BTreeSet::from([22, 6443]),
             };
             decide(&self.services[index], &view)
         }

@@ -2,6 +2,7 @@
 //! node at a time announces. A Service has upstream's finalizer while it may have addresses. Ignores Services of another class; `--disable load-balancer` turns it
 //! off.
 
+mod claims;
 mod decide;
 mod pool;
 mod ports;
@@ -17,6 +18,7 @@ use kube::{
     Resource,
     api::{Patch, PatchParams},
 };
+use parking_lot::Mutex;
 use reconcile::{Action, Controller, Error, Key, Kind, Recorder, StatusPatch};
 use serde_json::{Value, json};
 
@@ -24,6 +26,7 @@ use crate::{
     endpointslice::view::SERVICE_NAME,
     shared::{LOAD_BALANCER, SERVICE, Shared, TYPE},
 };
+use claims::Claims;
 pub use decide::{ANNOUNCER, CLASS, FROM_POOL};
 use decide::{Decision, FINALIZER, View, decide};
 pub use pool::Pool;
@@ -49,6 +52,10 @@ struct Balancers {
     recorder: Recorder,
     settings: Settings,
     shared: Arc<Shared>,
+    /// The claims of all Services, and the generation of the Services that they are from.
+    claims: Mutex<Option<(u64, Arc<Claims>)>>,
+    /// Services that may lack an address or a port. Only these are reconciled when one becomes free.
+    waiting: Mutex<BTreeSet<Key>>,
 }
 
 /// Starts the controller.
@@ -61,6 +68,8 @@ pub fn start(shared: &Arc<Shared>) {
         recorder: shared.recorder(ACCOUNT, "service-controller"),
         settings: shared.config.load_balancer.clone(),
         shared: shared.clone(),
+        claims: Mutex::default(),
+        waiting: Mutex::default(),
     });
     let (by_service, by_node, by_slice) =
         (controller.clone(), controller.clone(), controller.clone());
@@ -71,7 +80,7 @@ pub fn start(shared: &Arc<Shared>) {
             let mut keys = vec![Key::from_object(&**event.object())];
             // Another Service may wait for an address or port that this one frees.
             if concerns_others(event) {
-                keys.extend(by_service.keys());
+                keys.extend(by_service.waiting.lock().iter().cloned());
             }
             keys
         })
@@ -134,14 +143,28 @@ impl Balancers {
         ours.map(|service| Key::from_object(&**service)).collect()
     }
 
+    /// What all Services have and want now.
+    fn claims(&self) -> Arc<Claims> {
+        let generation = self.services.generation();
+        let mut known = self.claims.lock();
+        if let Some((of, claims)) = known.as_ref()
+            && *of == generation
+        {
+            return claims.clone();
+        }
+        let services = self.services.by_index(TYPE, LOAD_BALANCER);
+        let claims = Arc::new(Claims::new(&services, &self.settings.reserved_ports));
+        *known = Some((generation, claims.clone()));
+        claims
+    }
+
     fn decide(&self, service: &Service, key: &Key) -> Decision {
         let own = format!("{}/{}", key.namespace, key.name);
         let view = View {
-            services: &self.services.by_index(TYPE, LOAD_BALANCER),
+            claims: &self.claims(),
             nodes: &self.nodes.list(),
             with_endpoints: &nodes_of(&self.slices.by_index(SERVICE, &own)),
             pool: &self.settings.pool,
-            reserved: &self.settings.reserved_ports,
         };
         decide(service, &view)
     }
@@ -252,8 +275,21 @@ impl Controller for Balancers {
     }
 
     async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        // Before its decision: what becomes free afterwards concerns it.
+        self.waiting.lock().insert(key.clone());
+        let lacks_something = self.assign(key).await?;
+        if !lacks_something {
+            self.waiting.lock().remove(key);
+        }
+        Ok(Action::Done)
+    }
+}
+
+impl Balancers {
+    /// Reconciles a Service. Returns whether it waits for an address or a port.
+    async fn assign(&self, key: &Key) -> Result<bool, Error> {
         let Some(service) = self.services.get(&key.namespace, &key.name) else {
-            return Ok(Action::Done);
+            return Ok(false);
         };
         if decide::needs_cleanup(&service) {
             self.clean_up(&service, key).await?;
@@ -266,8 +302,9 @@ impl Controller for Balancers {
                 let text = format!("Error syncing load balancer: {problem}");
                 self.recorder
                     .event(&about, Kind::Warning, "SyncLoadBalancerFailed", text);
+                return Ok(true);
             }
         }
-        Ok(Action::Done)
+        Ok(false)
     }
 }

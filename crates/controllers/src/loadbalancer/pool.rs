@@ -1,7 +1,7 @@
 //! The address pool for load balancers, as the operator writes it: ranges
 //! (`192.0.2.10-192.0.2.20`), networks (`192.0.2.64/28`) and single addresses. Pure.
 
-use std::{collections::BTreeSet, fmt, net::IpAddr, str::FromStr};
+use std::{fmt, net::IpAddr, str::FromStr};
 
 /// The first and the last address of a range, of one IP family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,19 +113,21 @@ impl Pool {
     }
 
     /// The first free address of an IP family.
-    pub fn first_free(&self, v4: bool, taken: &BTreeSet<IpAddr>) -> Option<IpAddr> {
+    pub fn first_free(&self, v4: bool, is_taken: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
         let spans = self.spans.iter().filter(|span| span.v4 == v4);
         // Takes at most one step more than there are taken addresses.
         let mut addresses = spans.flat_map(|span| span.first..=span.last);
         addresses
             .by_ref()
             .map(|bits| address(v4, bits))
-            .find(|ip| !taken.contains(ip))
+            .find(|ip| !is_taken(ip))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -162,12 +164,15 @@ mod tests {
         let pool: Pool = "192.0.2.1-192.0.2.2,192.0.2.9,fd00::1".parse().unwrap();
         let mut taken = BTreeSet::new();
         let mut found = Vec::new();
-        while let Some(ip) = pool.first_free(true, &taken) {
+        while let Some(ip) = pool.first_free(true, |ip| taken.contains(ip)) {
             found.push(ip.to_string());
             taken.insert(ip);
         }
         assert_eq!(found, ["192.0.2.1", "192.0.2.2", "192.0.2.9"]);
-        assert_eq!(pool.first_free(false, &taken), "fd00::1".parse().ok());
+        assert_eq!(
+            pool.first_free(false, |ip| taken.contains(ip)),
+            "fd00::1".parse().ok()
+        );
         assert!(pool.contains("192.0.2.9".parse().unwrap()));
         assert!(!pool.contains("192.0.2.3".parse().unwrap()));
     }

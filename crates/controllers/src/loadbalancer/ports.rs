@@ -8,7 +8,10 @@ use std::{
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 
-use super::decide::{competes, is_same};
+use super::{
+    claims::{Name, name_of},
+    decide::{competes, is_same},
+};
 
 /// Protocol and number.
 pub(super) type Port = (String, i32);
@@ -24,18 +27,16 @@ pub(super) fn ports(service: &Service) -> BTreeSet<Port> {
     ports.into_iter().flatten().map(port).collect()
 }
 
-/// Why a Service does not get its ports.
-pub(super) fn refusal(
-    service: &Service,
+/// Why Services do not get their ports, by Service.
+pub(super) fn refusals(
     services: &[Arc<Service>],
     reserved: &BTreeSet<u16>,
-) -> Option<String> {
+) -> BTreeMap<Name, String> {
     let mut all: Vec<&Service> = services.iter().map(AsRef::as_ref).collect();
     all.retain(|other| competes(other));
     all.sort_by_cached_key(|service| {
-        let meta = &service.metadata;
-        let since = meta.creation_timestamp.as_ref().map(|time| time.0);
-        (since, meta.namespace.clone(), meta.name.clone())
+        let since = service.metadata.creation_timestamp.as_ref();
+        (since.map(|time| time.0), name_of(service))
     });
     // A Service keeps the ports it has, until its status shows that it was rejected.
     let mut owners: BTreeMap<Port, &Service> = BTreeMap::new();
@@ -47,17 +48,17 @@ pub(super) fn refusal(
         }
     }
     // The other ports go to the older Services first.
+    let mut refusals = BTreeMap::new();
     for claimant in all {
-        let refused = refused_by(claimant, &owners, reserved);
-        if is_same(claimant, service) {
-            return refused;
-        }
-        if refused.is_none() {
-            let wanted = ports(claimant).into_iter();
-            owners.extend(wanted.map(|port| (port, claimant)));
+        match refused_by(claimant, &owners, reserved) {
+            Some(refusal) => drop(refusals.insert(name_of(claimant), refusal)),
+            None => {
+                let wanted = ports(claimant).into_iter();
+                owners.extend(wanted.map(|port| (port, claimant)));
+            }
         }
     }
-    refused_by(service, &owners, reserved)
+    refusals
 }
 
 fn refused_by(
@@ -144,11 +145,11 @@ mod tests {
     /// The Services that block each Service, in the order of the Services.
     fn refusals(services: &[Arc<Service>]) -> Vec<String> {
         let reserved = BTreeSet::from([22]);
-        let refused = |one| refusal(one, services, &reserved).unwrap_or_default();
+        let refused = super::refusals(services, &reserved);
         services
             .iter()
             .map(|one| {
-                let text = refused(one);
+                let text = refused.get(&name_of(one)).cloned().unwrap_or_default();
                 let name = text.rsplit_once("d/").map(|(_, name)| name.to_owned());
                 name.unwrap_or(text)
             })

@@ -90,6 +90,54 @@ fn only_nodes_can_send_packets_of_the_overlay_to_a_node() {
         let (length, from) = receiver.recv_from(&mut buffer).unwrap();
         assert_eq!(&buffer[..length], b"forged");
         assert_eq!(from.ip().to_string(), "10.42.0.77");
+        // Not with the address of a pod of this node, which it cannot have received from there.
+        let own = packed(&mac, [10, 42, 1, 1], [10, 42, 1, 1], 99, b"own");
+        let other = packed(&mac, from_victim, [10, 42, 1, 1], 99, b"other");
+        let socket = UdpSocket::bind("198.51.100.1:0").unwrap();
+        for packet in [own, other] {
+            socket.send_to(&packet, "203.0.113.2:8472").unwrap();
+        }
+        let length = receiver.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"other");
+    });
+}
+
+/// The packets that the loopback link has received.
+fn loopback_packets() -> u64 {
+    let shown = lab::command("ip -s link show dev lo");
+    let lines: Vec<&str> = shown.lines().collect();
+    let place = lines.iter().position(|line| line.contains("RX:")).unwrap();
+    let numbers = lines[place + 1].split_whitespace().nth(1);
+    numbers.unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_packet_to_a_service_address_that_is_not_translated_does_not_circle() {
+    lab::node(|_| async move {
+        let state = tempfile::tempdir().unwrap();
+        let mut config = config(state.path());
+        config.cluster_cidrs.push("fd00:42::/48".parse().unwrap());
+        config.service_cidrs.push("fd00:43::/112".parse().unwrap());
+        let network = config.build(Nft::new()).unwrap();
+        let cidrs = ["10.42.0.0/24", "fd00:42::/64"].map(|cidr| cidr.parse().unwrap());
+        network.set_pod_cidrs(cidrs.into()).await.unwrap();
+        let pod = Namespace::new();
+        network.attach(request("a", &pod)).await.unwrap();
+        // Answers without a question.
+        let replies = [
+            ("10.43.0.9", vec![0, 0, 0xff, 0xff, 0, 0, 0, 0]),
+            ("fd00:43::9", vec![129, 0, 0, 0, 0, 0, 0, 0]),
+        ];
+        let before = loopback_packets();
+        for (to, reply) in replies {
+            let to = to.parse().unwrap();
+            let send = move || (0..10).for_each(|_| lab::send_icmp(to, &reply));
+            netns::run(pod.path(), send).await.unwrap();
+        }
+        lab::serve_here("node", 9090);
+        pod.ask(SocketAddr::new(NODE_IP, 9090)).await.unwrap();
+        let circled = loopback_packets() - before;
+        assert!(circled <= 20, "{circled}");
     });
 }
 

@@ -154,7 +154,6 @@ fn host_ports_may_have_an_address_and_every_protocol() {
             port(Protocol::Tcp, 8081, Some("2001:db8::1")),
             port(Protocol::Udp, 8082, None),
             port(Protocol::Tcp, 8083, Some("0.0.0.0")),
-            // The kernel has rules for it, whether it has the protocol or not.
             port(Protocol::Sctp, 8084, None),
             port(Protocol::Sctp, 8085, Some("192.0.2.1")),
         ];
@@ -174,6 +173,14 @@ fn host_ports_may_have_an_address_and_every_protocol() {
         }
         for to in ["192.0.2.77:8082", "[2001:db8::1]:8082"] {
             assert!(outside.ask_udp(at(to)).await.is_some(), "{to}");
+        }
+        pod.serve_sctp("a", 80).await;
+        for (to, answers) in [
+            ("192.0.2.77:8084", true),
+            ("192.0.2.1:8085", true),
+            ("192.0.2.77:8085", false),
+        ] {
+            assert_eq!(outside.ask_sctp(at(to)).await.is_some(), answers, "{to}");
         }
         let rules = lab::command("nft list table inet mainstay-0123abcd");
         for element in [

@@ -1,6 +1,8 @@
 //! Pods of several nodes: routes, the overlay, both address families.
 
 use std::{
+    io::ErrorKind,
+    net::UdpSocket,
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
@@ -151,8 +153,19 @@ fn pods_of_neighbour_nodes_reach_each_other_directly() {
 fn pods_of_distant_nodes_reach_each_other_through_the_overlay() {
     lab::node(|outside| async move {
         let nodes = distant_nodes(&outside).await;
-        reach_the_second_node(outside, nodes, "far 10.42.0.0").await;
+        let pods = reach_the_second_node(outside, nodes, "far 10.42.0.0").await;
         assert!(lab::command("ip link").contains("m0123abcd-vx"));
+        // ICMP errors, too.
+        let refused = network::netns::run(pods.near.path(), || {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            socket.connect("10.42.1.1:81").unwrap();
+            socket
+                .set_read_timeout(Some(Duration::from_secs(10)))
+                .unwrap();
+            socket.send(b"?").unwrap();
+            socket.recv(&mut [0; 16]).unwrap_err().kind()
+        });
+        assert_eq!(refused.await.unwrap(), ErrorKind::ConnectionRefused);
     });
 }
 

@@ -155,6 +155,7 @@ impl LabNode {
         let attachment = self.network.attach(request).await.unwrap();
         for port in PORTS {
             pod.serve(name, port).await;
+            pod.serve_sctp(name, port).await;
         }
         self.pods.insert(name.to_owned(), pod);
         attachment.addresses
@@ -174,7 +175,8 @@ impl LabNode {
             "metadata": {"name": name, "namespace": namespace, "labels": labels},
             "spec": {"nodeName": node, "containers": [{"name": "web", "ports": [
                 {"name": "first", "containerPort": 80},
-                {"name": "second-udp", "containerPort": 81, "protocol": "UDP"}]}]},
+                {"name": "second-udp", "containerPort": 81, "protocol": "UDP"},
+                {"name": "second-sctp", "containerPort": 81, "protocol": "SCTP"}]}]},
             "status": {"phase": "Running", "podIPs": ips},
         });
         self.sources

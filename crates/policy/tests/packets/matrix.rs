@@ -1,4 +1,4 @@
-//! Which pods reach which under which policies, for IPv4 and IPv6, TCP and UDP; and that `mainstay why connection` says
+//! Which pods reach which under which policies, for IPv4 and IPv6, TCP, UDP and SCTP; and that `mainstay why connection` says
 //! so.
 
 use std::{
@@ -31,6 +31,8 @@ type Named = (&'static str, Vec<IpAddr>);
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
+const PROTOCOLS: [&str; 3] = ["tcp", "udp", "sctp"];
+
 /// `a>b:80/tcp`.
 type Reached = BTreeSet<String>;
 
@@ -53,6 +55,7 @@ impl Site {
         let remote: Vec<IpAddr> = REMOTE.iter().map(|ip| ip.parse().unwrap()).collect();
         for port in PORTS {
             node.outside.serve("r", port).await;
+            node.outside.serve_sctp("r", port).await;
         }
         node.show("y", "r", json!({"pod": "r"}), "there", &remote);
         addresses.push(("r", remote));
@@ -64,7 +67,7 @@ impl Site {
 
     /// The first datagrams on a new IPv6 link can be lost: waits until every path works.
     async fn warm_up(&self) {
-        let all = self.node.pods.len() * (self.addresses.len() - 1) * PORTS.len() * 4;
+        let all = self.node.pods.len() * (self.addresses.len() - 1) * PORTS.len() * 6;
         let deadline = Instant::now() + PATIENCE;
         loop {
             let reached = self.ask_everybody().await.len();
@@ -88,11 +91,18 @@ impl Site {
                 for (ip, port) in ips.iter().flat_map(|ip| PORTS.map(|port| (*ip, port))) {
                     let family = if ip.is_ipv4() { 4 } else { 6 };
                     let name = format!("{client}>{server}:{port}");
-                    let (tcp, udp) = (namespace.clone(), namespace.clone());
-                    let (tcp_name, udp_name) =
-                        (format!("{name}/tcp{family}"), format!("{name}/udp{family}"));
-                    asking.spawn(async move { (tcp_name, tcp.ask(at(ip, port)).await) });
-                    asking.spawn(async move { (udp_name, udp.ask_udp(at(ip, port)).await) });
+                    for protocol in PROTOCOLS {
+                        let name = format!("{name}/{protocol}{family}");
+                        let (client, to) = (namespace.clone(), at(ip, port));
+                        asking.spawn(async move {
+                            let answer = match protocol {
+                                "tcp" => client.ask(to).await,
+                                "udp" => client.ask_udp(to).await,
+                                _ => client.ask_sctp(to).await,
+                            };
+                            (name, answer)
+                        });
+                    }
                 }
             }
         }
@@ -123,7 +133,7 @@ impl Site {
                     }
                 });
                 for (port, protocol) in PORTS.into_iter().flat_map(|port| {
-                    [Protocol::Tcp, Protocol::Udp].map(|protocol| (port, protocol))
+                    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(|protocol| (port, protocol))
                 }) {
                     let connection = connection(protocol, port);
                     let passes = |direction| explain(direction, &connection, &policies).passes();
@@ -191,7 +201,7 @@ fn both_families(names: &Reached) -> Reached {
     four
 }
 
-/// `*>b:80` stands for all clients and both protocols; a missing part stands for all.
+/// `*>b:80` stands for all clients and protocols; a missing part stands for all.
 fn expand(pattern: &str) -> Vec<String> {
     let (client, server) = pattern.split_once('>').unwrap();
     let (server, protocol) = server.split_once('/').unwrap_or((server, "*"));
@@ -206,7 +216,7 @@ fn expand(pattern: &str) -> Vec<String> {
     for client in choose(client, &["a", "b", "c", "r"]) {
         for server in choose(server, &["a", "b", "c", "r"]) {
             for port in choose(port, &["80", "81"]) {
-                for protocol in choose(protocol, &["tcp", "udp"]) {
+                for protocol in choose(protocol, &PROTOCOLS) {
                     if client != server {
                         names.push(format!("{client}>{server}:{port}/{protocol}"));
                     }
@@ -354,14 +364,20 @@ fn ports_and_blocks() {
         (
             "SCTP is not TCP",
             to_b(json!({"ports": [{"protocol": "SCTP", "port": 80}]})),
-            vec!["*>acr"],
+            with("acr>b:80/sctp"),
+        ),
+        (
+            "all of SCTP",
+            to_b(json!({"ports": [{"protocol": "SCTP"}]})),
+            with("acr>b/sctp"),
         ),
         (
             "names",
             to_b(
-                json!({"ports": [{"port": "first"}, {"port": "second-udp", "protocol": "UDP"}, {"port": "none"}]}),
+                json!({"ports": [{"port": "first"}, {"port": "second-udp", "protocol": "UDP"},
+                    {"port": "second-sctp", "protocol": "SCTP"}, {"port": "none"}]}),
             ),
-            vec!["*>acr", "acr>b:80/tcp", "acr>b:81/udp"],
+            vec!["*>acr", "acr>b:80/tcp", "acr>b:81/udp", "acr>b:81/sctp"],
         ),
         (
             "a range",

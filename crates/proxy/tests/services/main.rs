@@ -225,11 +225,13 @@ fn a_cluster_address_is_served_by_all_endpoints_for_pods_and_the_node() {
     });
 }
 
-/// Many kernels have no SCTP sockets; the rules need none.
+/// Many kernels have no SCTP sockets; raw ones send the first packets.
 #[test]
-fn rules_of_sctp_services_are_accepted_by_the_kernel() {
+fn sctp_services_are_served_for_pods_the_node_and_from_outside() {
     lab::node(|outside| async move {
-        let node = Node::start(outside, None).await;
+        let mut node = Node::start(outside, None).await;
+        node.run_pods(2).await;
+        node.pods[0].serve_sctp("pod-0", 8132).await;
         let port = json!([{"name": "signal", "port": 3868, "protocol": "SCTP", "nodePort": 30132}]);
         let mut slice = slice("web", here(&["10.42.0.1"]));
         let ports = json!([{"name": "signal", "port": 8132, "protocol": "SCTP"},
@@ -241,8 +243,27 @@ fn rules_of_sctp_services_are_accepted_by_the_kernel() {
             .await;
         node.table_has("sctp . 30132 : 10.42.0.1 . 8132", true)
             .await;
-        node.service(json!({"type": "NodePort", "ports": port, "sessionAffinity": "ClientIP"}));
-        node.table_has("10.43.0.9 . sctp . 3868 : goto", true).await;
+        let (cluster_ip, node_port) = (at("10.43.0.9:3868"), at("192.0.2.1:30132"));
+        for affinity in ["None", "ClientIP"] {
+            node.service(json!({"type": "NodePort", "ports": port, "sessionAffinity": affinity}));
+            let is_sticky = affinity == "ClientIP";
+            node.table_has("10.43.0.9 . sctp . 3868 : goto", is_sticky)
+                .await;
+            for to in [cluster_ip, node_port] {
+                let from_pod = node.pods[1].ask_sctp(to).await;
+                let masked = if to == cluster_ip {
+                    "10.42.0.2"
+                } else {
+                    "192.0.2.1"
+                };
+                assert_eq!(from_pod, Some(format!("pod-0 {masked}")), "{to}");
+                assert!(lab::ask_sctp_here(to).is_some(), "{to} from the node");
+            }
+            let from_itself = node.pods[0].ask_sctp(cluster_ip).await;
+            assert!(from_itself.is_some(), "a pod reaches itself");
+            let from_outside = node.outside.ask_sctp(node_port).await;
+            assert_eq!(from_outside, Some("pod-0 192.0.2.1".into()));
+        }
         node.table_has("10.42.0.1 . 9", false).await;
         node.service(json!({"type": "ClusterIP", "ports": []}));
         node.table_has("sctp", false).await;
@@ -420,33 +441,60 @@ fn a_load_balancer_at_the_nodes_address_leaves_ports_to_processes_that_listen() 
 fn datagrams_follow_the_endpoints() {
     lab::node(|outside| async move {
         let mut node = Node::start(outside, None).await;
-        node.run_pods(3).await;
+        node.run_pods(4).await;
         node.service(json!({}));
         node.endpoints(here(&["10.42.0.1"]));
         node.table_has("pick-cluster4-1", true).await;
-        let path = node.pods[2].path().to_owned();
-        let socket =
-            network::netns::run(&path, || std::net::UdpSocket::bind("0.0.0.0:5555").unwrap());
-        let socket = socket.await.unwrap();
-        socket
-            .set_read_timeout(Some(Duration::from_millis(100)))
-            .unwrap();
-        let ask = |wanted: &str| {
-            let deadline = Instant::now() + PATIENCE;
+        let bind = || async {
+            let any = || std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+            let socket = network::netns::run(node.pods[3].path(), any).await.unwrap();
+            let patience = Some(Duration::from_millis(100));
+            socket.set_read_timeout(patience).unwrap();
+            socket
+        };
+        let ask_once = |socket: &std::net::UdpSocket| {
             let mut buffer = [0; 64];
-            loop {
-                socket.send_to(b"?", vip()).unwrap();
-                let answer = socket.recv(&mut buffer).unwrap_or(0);
-                if buffer[..answer].starts_with(wanted.as_bytes()) {
-                    return;
-                }
+            socket.send_to(b"?", vip()).unwrap();
+            let length = socket.recv(&mut buffer).unwrap_or(0);
+            String::from_utf8_lossy(&buffer[..length])
+                .split(' ')
+                .next()
+                .unwrap()
+                .to_owned()
+        };
+        let ask = |socket: &std::net::UdpSocket, wanted: &str| {
+            let deadline = Instant::now() + PATIENCE;
+            while ask_once(socket) != wanted {
                 assert!(Instant::now() < deadline, "no answer from {wanted}");
             }
         };
-        ask("pod-0");
+        let first = bind().await;
+        ask(&first, "pod-0");
+        // A conversation stays with an endpoint that still serves, as a connection does. That of another client shows when
+        // entries have been deleted.
+        let with_leaving = |ready: &str| {
+            let mut endpoints = here(&[ready]);
+            let leaving = json!({"addresses": ["10.42.0.1"], "nodeName": "here",
+                "conditions": {"ready": false, "serving": true, "terminating": true}});
+            endpoints.as_array_mut().unwrap().push(leaving);
+            endpoints
+        };
+        let second = bind().await;
+        node.endpoints(with_leaving("10.42.0.2"));
+        node.table_has("10.42.0.2 . 8080", true).await;
+        ask(&second, "pod-1");
+        node.endpoints(with_leaving("10.42.0.3"));
+        ask(&second, "pod-2");
+        let answer = loop {
+            let answer = ask_once(&first);
+            if !answer.is_empty() {
+                break answer;
+            }
+        };
+        assert_eq!(answer, "pod-0");
         // The same client port: without deleting the conntrack entry, the kernel would keep pod-0.
         node.endpoints(here(&["10.42.0.2"]));
-        ask("pod-1");
+        ask(&first, "pod-1");
     });
 }
 
@@ -705,6 +753,8 @@ fn a_table_that_another_program_changed_is_noticed() {
             "flush chain inet {} services",
             "delete element inet {} endpoints4-0 { 10.43.0.7 . tcp . 80 }",
             "add rule inet {} prerouting drop",
+            // As many rules as before.
+            "flush chain inet {} to-endpoints4-0; add rule inet {} to-endpoints4-0 accept",
             "delete table inet {}",
         ] {
             lab::command(&format!("nft '{}'", command.replace("{}", &table)));

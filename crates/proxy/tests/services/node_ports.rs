@@ -1,9 +1,11 @@
 //! Node ports at some of the node's addresses.
 
+use std::time::{Duration, Instant};
+
 use network_lab as lab;
 use serde_json::json;
 
-use crate::{Node, at, here};
+use crate::{Node, PATIENCE, at, here};
 
 #[test]
 fn node_ports_are_served_only_at_the_chosen_addresses() {
@@ -44,5 +46,31 @@ fn node_ports_are_served_only_at_the_chosen_addresses() {
             }
             assert!(lab::ask_here(at("127.0.0.1:30080")).is_none());
         }
+    });
+}
+
+#[test]
+fn health_checks_are_answered_only_at_the_chosen_addresses() {
+    lab::node(|outside| async move {
+        lab::command("ip address add 198.51.100.1/24 dev wire0");
+        outside
+            .command("ip route add 198.51.100.0/24 via 192.0.2.1")
+            .await;
+        let node = Node::start_at(outside, None, &["198.51.100.0/24"]).await;
+        node.service(
+            json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 31999}),
+        );
+        node.endpoints(here(&["10.42.0.1"]));
+        let get = |host: &str| format!("curl -s -m 5 http://{host}:31999/ || true");
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let answer = node.outside.command(&get("198.51.100.1")).await;
+            if answer.contains("\"localEndpoints\":1") {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{answer}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(node.outside.command(&get("192.0.2.1")).await, "");
     });
 }
