@@ -20,7 +20,8 @@ const MANAGER: &str = "kube-apiserver";
 /// The label of API server Leases.
 const IDENTITY: &str = "apiserver.kubernetes.io/identity";
 const HOSTNAME: &str = "kubernetes.io/hostname";
-pub(crate) const ADDRESS: &str = "kubernetes.io/peer-advertise-address";
+/// The annotation with the address at which other servers reach the server.
+pub const ADDRESS: &str = "kubernetes.io/peer-advertise-address";
 /// The annotation with the server's version.
 pub const VERSION_ANNOTATION: &str = "mainstay.dev/version";
 /// The lease duration in seconds.
@@ -85,6 +86,17 @@ fn hostname() -> String {
     name.trim().to_owned()
 }
 
+/// The name of the Lease of a server with this name.
+pub fn lease_name(server: &str) -> String {
+    let mut hash = Sha256::new();
+    for part in [server, MANAGER] {
+        let length = u16::try_from(part.len()).unwrap_or(u16::MAX);
+        hash.update(length.to_be_bytes());
+        hash.update(part);
+    }
+    format!("apiserver-{}", base32(&hash.finalize()[..16]))
+}
+
 /// The identity of this server.
 struct Identity {
     name: String,
@@ -96,13 +108,7 @@ struct Identity {
 impl Identity {
     /// `name` distinguishes this server from others.
     fn new(name: &str, address: String) -> Self {
-        let mut hash = Sha256::new();
-        for part in [name, MANAGER] {
-            let length = u16::try_from(part.len()).unwrap_or(u16::MAX);
-            hash.update(length.to_be_bytes());
-            hash.update(part);
-        }
-        let name = format!("apiserver-{}", base32(&hash.finalize()[..16]));
+        let name = lease_name(name);
         Self {
             holder: format!("{name}_{}", uuid::Uuid::new_v4()),
             name,

@@ -51,7 +51,7 @@ pub use ::admission;
 pub use auth::authn::{self, IssuedToken, TokenIssuer, TokenRequest};
 pub use auth::authz;
 pub use config::{AccessOptions, Config, Error, Limits};
-pub use identity::VERSION_ANNOTATION;
+pub use identity::{ADDRESS as ADDRESS_ANNOTATION, VERSION_ANNOTATION, lease_name};
 pub use local::LocalService;
 pub use registry::{
     Draft, Encryption, Header, NameSuffixes, ObjectCodec, RandomNameSuffixes, Reader, Registry,

@@ -71,6 +71,7 @@ impl ControlPlane {
         skew::check_store(settings).await?;
         let storage = Storage::open(settings, codec).await?;
         founding::ensure(settings, role, &storage).await?;
+        founding::refuse_copy(settings, &storage).await?;
         skew::begin(settings, &storage).await?;
         let pki = Arc::new(Pki::ensure_for(
             &settings.data_dir.join("pki"),

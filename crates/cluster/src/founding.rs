@@ -6,19 +6,21 @@
 //! The token authenticates both ways: only a server can have written a record that the token
 //! decrypts.
 
-use std::{fmt, path::Path, str::FromStr};
+use std::{fmt, net::SocketAddr, path::Path, str::FromStr};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use pki::{Identity, Pki, sealed};
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use store::etcd::Records;
+use store::{Freshness, etcd::Records};
 
 use crate::{
     Error, Role, Settings,
     addresses::names,
     agreed::{self, Agreed},
+    marker::Marker,
+    skew,
     storage::Storage,
 };
 
@@ -279,6 +281,9 @@ pub async fn ensure(settings: &Settings, role: Role, storage: &Storage) -> Resul
     if let Some(found) = records.get(RECORD).await? {
         return join(settings, &Record::parse(&found)?);
     }
+    if etcd.origin().is_none() {
+        refuse_to_start_over(settings)?;
+    }
     if let Some(origin) = etcd.origin() {
         let own = Identity::read(&settings.data_dir.join("pki"))?;
         let own = own.map(|own| own.ca_hash()).transpose()?;
@@ -305,6 +310,78 @@ pub async fn check_cluster(etcd: &store::etcd::Config, ca_hash: &str) -> Result<
             record.ca_hash
         ))),
         None => Err(Error::NotAServer("etcd contains no cluster".into())),
+    }
+}
+
+/// An etcd without a cluster is not for a server that has served one: its nodes would end all their pods, which are not
+/// among the objects of the new cluster.
+fn refuse_to_start_over(settings: &Settings) -> Result<(), Error> {
+    let marker = Marker::read(&settings.data_dir)?.unwrap_or_default();
+    // Written when the API server of the first start was ready.
+    if marker.agreed.is_none() {
+        return Ok(());
+    }
+    let place = settings.data_dir.display();
+    if marker.store {
+        let why = format!(
+            "the objects of this cluster are in {place}, and etcd contains none: move them with `mainstay migrate \
+             --to-etcd` first, or start without --store etcd"
+        );
+        return Err(Error::Option("store", why));
+    }
+    let why = format!(
+        "etcd contains no cluster, but {place} belongs to a server of one: check --etcd-endpoints, or restore a snapshot of \
+         that etcd"
+    );
+    if settings.accept_data_loss {
+        tracing::error!(why, "continuing with an empty cluster: --accept-data-loss");
+        return Ok(());
+    }
+    Err(Error::DataLoss(why))
+}
+
+/// The Lease of a server with this server's name at another address.
+#[derive(Debug, PartialEq, Eq)]
+struct Namesake {
+    address: SocketAddr,
+    renewed: String,
+}
+
+impl Namesake {
+    fn new(lease: &[u8], own: SocketAddr) -> Option<Self> {
+        let lease: serde_json::Value = serde_json::from_slice(lease).ok()?;
+        let address = lease["metadata"]["annotations"][apiserver::ADDRESS_ANNOTATION].as_str()?;
+        let address: SocketAddr = address.parse().ok()?;
+        let renewed = lease["spec"]["renewTime"].as_str()?.to_owned();
+        (address != own).then_some(Self { address, renewed })
+    }
+}
+
+/// Rejects a copy of a running server's data directory: two servers with one name would end each other's terms as leaders.
+pub(crate) async fn refuse_copy(settings: &Settings, storage: &Storage) -> Result<(), Error> {
+    let Some(name) = settings.server_name()? else {
+        return Ok(());
+    };
+    let lease = apiserver::lease_name(&name);
+    let key = apiserver::object_key("coordination.k8s.io", "leases", "kube-system", &lease);
+    let own = SocketAddr::new(settings.advertise_address, settings.https_port);
+    let find = async || {
+        let (_, found) = storage.store().get(&key, Freshness::Newest).await?;
+        let found = found.and_then(|lease| Namesake::new(&lease.object.bytes(), own));
+        Ok::<_, Error>(found)
+    };
+    let Some(before) = find().await? else {
+        return Ok(());
+    };
+    // Either its data directory was copied, or this server crashed and has another address now.
+    tokio::time::sleep(skew::RENEWAL).await;
+    match find().await? {
+        Some(now) if now != before => Err(Error::NotAServer(format!(
+            "the server at {} runs with a copy of {}: a further server joins with an empty --data-dir and --server-token",
+            now.address,
+            settings.data_dir.display()
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -472,6 +549,48 @@ mod tests {
         let old = Record::parse(text.to_string().as_bytes()).unwrap();
         keep_token(&old, &keys, &one).unwrap();
         assert_eq!(ServerToken::read(&one).unwrap(), Some(after));
+    }
+
+    #[test]
+    fn a_server_of_a_cluster_does_not_start_over_in_an_empty_etcd() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut settings = settings(directory.path(), None);
+        // The first start may have been killed.
+        refuse_to_start_over(&settings).unwrap();
+        Marker::update(directory.path(), |_| {}).unwrap();
+        refuse_to_start_over(&settings).unwrap();
+        let agreed = Agreed::new(&settings);
+        Marker::update(directory.path(), |marker| marker.agreed = Some(agreed)).unwrap();
+        let refused = |settings: &Settings| refuse_to_start_over(settings).unwrap_err().to_string();
+        let why = refused(&settings);
+        assert!(why.contains("check --etcd-endpoints"), "{why}");
+        settings.accept_data_loss = true;
+        refuse_to_start_over(&settings).unwrap();
+        // Before a migration, nothing is lost.
+        Marker::update(directory.path(), |marker| marker.store = true).unwrap();
+        let why = refused(&settings);
+        assert!(why.contains("migrate --to-etcd"), "{why}");
+    }
+
+    #[test]
+    fn a_lease_at_another_address_is_that_of_a_namesake() {
+        let lease = |address: &str| {
+            let annotations = serde_json::json!({apiserver::ADDRESS_ANNOTATION: address});
+            let lease = serde_json::json!({
+                "metadata": {"annotations": annotations},
+                "spec": {"renewTime": "2026-01-01T00:00:00.000000Z"},
+            });
+            lease.to_string()
+        };
+        let own = "192.0.2.1:6443".parse().unwrap();
+        let found = |address: &str| {
+            let namesake = Namesake::new(lease(address).as_bytes(), own);
+            namesake.map(|namesake| namesake.address.to_string())
+        };
+        assert_eq!(found("192.0.2.1:6443"), None);
+        assert_eq!(found("192.0.2.2:6443").as_deref(), Some("192.0.2.2:6443"));
+        assert_eq!(found("192.0.2.1:7443").as_deref(), Some("192.0.2.1:7443"));
+        assert_eq!(found(""), None);
     }
 
     #[test]

@@ -14,6 +14,33 @@ pub(crate) fn name() -> Result<String, Error> {
     Ok(name.to_string_lossy().to_lowercase())
 }
 
+/// The machine's addresses.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Current {
+    /// All of both families that others could reach.
+    pub(crate) all: Vec<IpAddr>,
+    /// The default one of each family.
+    pub(crate) preferred: Vec<IpAddr>,
+    pub(crate) has_default_route: bool,
+}
+
+impl Current {
+    pub(crate) fn read() -> Self {
+        let preferred = [address().ok(), address_v6()];
+        Self {
+            all: [addresses(), addresses_v6()].concat(),
+            preferred: preferred.into_iter().flatten().collect(),
+            has_default_route: has_default_route(),
+        }
+    }
+}
+
+/// Whether there is a default route of IPv4.
+pub(crate) fn has_default_route() -> bool {
+    let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
+    default_interface(&routes).is_some()
+}
+
 /// The IPv4 address of the interface with the default route, or else the first address that is not
 /// loopback.
 pub(crate) fn address() -> Result<IpAddr, Error> {

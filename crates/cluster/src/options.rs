@@ -87,7 +87,7 @@ pub struct Options {
         hide_env_values = true
     )]
     pub server_token: Option<ServerToken>,
-    /// Start even if files of the embedded store are missing or truncated; what they held is lost
+    /// Start even if files of the embedded store are missing or truncated, or etcd no longer contains the cluster; what they held is lost
     #[arg(long)]
     #[serde(default)]
     pub accept_data_loss: bool,

@@ -38,6 +38,8 @@ pub struct Settings {
     host_ips: Vec<IpAddr>,
     /// Every externally reachable address of the machine.
     machine_ips: Vec<IpAddr>,
+    /// Whether the machine had a default route at start.
+    had_default_route: bool,
     /// Whether `--advertise-address` was given.
     is_advertise_given: bool,
     /// The lifetime of certificates that the cluster signs.
@@ -298,6 +300,7 @@ impl Settings {
             node_ip,
             host_ips,
             machine_ips: host::addresses(),
+            had_default_route: host::has_default_route(),
             cloud,
         };
         settings.check()?;
@@ -368,21 +371,23 @@ impl Settings {
         if self.cloud.given_ip.is_some() {
             return settings;
         }
-        let chosen = [host::address().ok(), host::address_v6()];
-        let all = [host::addresses(), host::addresses_v6()].concat();
-        settings.following(&all, &chosen.into_iter().flatten().collect::<Vec<_>>())
+        settings.following(&host::Current::read())
     }
 
     /// Replaces node addresses that the machine no longer has with its current default address of the same IP family.
-    /// If there is none, the old address stays.
-    fn following(self, machine: &[IpAddr], chosen: &[IpAddr]) -> Self {
+    /// If there is none, the old address stays; also while the default route is gone: the link may be back soon, and
+    /// another interface, such as a bridge of containers, may be out of reach for other machines.
+    fn following(self, machine: &host::Current) -> Self {
+        if self.had_default_route && !machine.has_default_route {
+            return self;
+        }
         let is_free =
             |ip: &&IpAddr| !self.cluster_cidr.contains(ip) && !self.service_cidr.contains(ip);
-        let chosen: Vec<IpAddr> = chosen.iter().filter(is_free).copied().collect();
+        let chosen: Vec<IpAddr> = machine.preferred.iter().filter(is_free).copied().collect();
         let mut settings = self;
         for gone in settings.host_ips.clone() {
             let mut same_family = chosen.iter().filter(|ip| ip.is_ipv4() == gone.is_ipv4());
-            if !machine.contains(&gone)
+            if !machine.all.contains(&gone)
                 && let Some(next) = same_family.next()
             {
                 settings.replace_ip(gone, *next);

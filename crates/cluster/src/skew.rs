@@ -25,7 +25,7 @@ const RECORD: &str = "version";
 const RECENT: SignedDuration = SignedDuration::from_secs(15);
 /// A server whose Lease changes within this time is running, whatever its clock says: servers renew theirs every four
 /// seconds.
-const RENEWAL: Duration = Duration::from_secs(6);
+pub(crate) const RENEWAL: Duration = Duration::from_secs(6);
 
 /// The last writer of the objects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -11,6 +11,7 @@ use store::{
 
 use crate::{
     Error, Settings, backup,
+    founding::ServerToken,
     marker::Marker,
     options::{Options, StoreKind},
 };
@@ -160,6 +161,12 @@ fn embedded(settings: &Settings, codec: ObjectCodec) -> Result<Arc<Embedded<Obje
         };
         !names.any(|name| is_store(&name.to_string_lossy()))
     });
+    // An empty cluster with the same keys would end all pods of the nodes that know this server.
+    if !was_made && is_empty && ServerToken::read(&settings.data_dir)?.is_some() {
+        let why = "this is a server of a cluster in etcd: start with --store etcd, or move its objects here with \
+                   `mainstay migrate --to-embedded`";
+        return Err(Error::Option("store", why.to_owned()));
+    }
     if was_made && is_empty {
         let why = format!(
             "the objects of this cluster are missing: {} is empty",
@@ -231,6 +238,38 @@ mod tests {
         assert!(refused.contains("`mainstay restore` again"), "{refused}");
         settings.accept_data_loss = true;
         open(&settings).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_server_of_a_cluster_in_etcd_does_not_start_an_empty_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = Settings::resolve(Options {
+            data_dir: Some(directory.path().join("data")),
+            node_name: Some("n".into()),
+            node_ip: "192.0.2.1".parse().ok(),
+            ..Options::default()
+        })
+        .unwrap();
+        let open = async || {
+            let codec = ObjectCodec::new(apiserver::Registry::builtin());
+            let storage = Storage::open(&settings, codec).await?;
+            storage.close();
+            Ok::<_, Error>(())
+        };
+        std::fs::create_dir_all(settings.data_dir.join("pki")).unwrap();
+        let token = format!("server.{}", "a".repeat(48));
+        std::fs::write(settings.data_dir.join("pki/server-token"), token).unwrap();
+        Marker::update(&settings.data_dir, |_| {}).unwrap();
+        let refused = open().await.unwrap_err().to_string();
+        assert!(
+            refused.contains("a server of a cluster in etcd"),
+            "{refused}"
+        );
+        assert!(!settings.data_dir.join("store").exists());
+        // Its objects were moved here, or a backup was restored.
+        Marker::update(&settings.data_dir, |marker| marker.store = true).unwrap();
+        let missing = open().await.unwrap_err().to_string();
+        assert!(missing.contains("are missing"), "{missing}");
     }
 
     #[test]

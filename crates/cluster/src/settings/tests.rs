@@ -26,9 +26,13 @@ fn addresses_of_both_families_follow_the_machine() {
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
     let mut settings = Settings::resolve(options()).unwrap();
     settings.host_ips = vec![ip("192.0.2.1"), ip("2001:db8::1")];
-    let follow = |machine: &[&str], chosen: &[&str]| {
+    let follow = |machine: &[&str], preferred: &[&str]| {
         let all = |texts: &[&str]| texts.iter().map(|text| ip(text)).collect::<Vec<_>>();
-        let now = settings.clone().following(&all(machine), &all(chosen));
+        let now = settings.clone().following(&host::Current {
+            all: all(machine),
+            preferred: all(preferred),
+            has_default_route: true,
+        });
         (now.host_ips.clone(), now.node_ip, now.advertise_address)
     };
     let four = ip("192.0.2.1");
@@ -47,6 +51,28 @@ fn addresses_of_both_families_follow_the_machine() {
     let last = (settings.host_ips.clone(), four, four);
     assert_eq!(follow(&[], &[]), last);
     assert_eq!(follow(&["10.42.0.1"], &["10.42.0.1"]), last);
+}
+
+#[test]
+fn a_link_that_is_down_for_a_moment_does_not_move_the_node_to_another_interface() {
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    let mut settings = Settings::resolve(options()).unwrap();
+    settings.host_ips = vec![ip("192.0.2.1")];
+    for (had, has, expected) in [
+        // The address and the default route of eth0 are gone, and docker0 has another one.
+        (true, false, "192.0.2.1"),
+        (true, true, "172.17.0.1"),
+        // A machine without a default route.
+        (false, false, "172.17.0.1"),
+    ] {
+        settings.had_default_route = had;
+        let now = settings.clone().following(&host::Current {
+            all: vec![ip("172.17.0.1")],
+            preferred: vec![ip("172.17.0.1")],
+            has_default_route: has,
+        });
+        assert_eq!(now.host_ips, [ip(expected)], "{had} {has}");
+    }
 }
 
 #[test]
