@@ -334,11 +334,19 @@ impl Authority {
     }
 }
 
-/// The expiry of the first certificate of a PEM.
-pub fn not_after(pem: &[u8]) -> Option<Timestamp> {
+/// The begin and the end of the validity of the first certificate of a PEM.
+pub fn validity(pem: &[u8]) -> Option<(Timestamp, Timestamp)> {
     let certificates = certificates_from_pem(pem).ok()?;
     let (_, parsed) = X509Certificate::from_der(certificates.first()?).ok()?;
-    Timestamp::from_second(parsed.validity().not_after.timestamp()).ok()
+    let validity = parsed.validity();
+    let begin = Timestamp::from_second(validity.not_before.timestamp()).ok()?;
+    let end = Timestamp::from_second(validity.not_after.timestamp()).ok()?;
+    Some((begin, end))
+}
+
+/// The expiry of the first certificate of a PEM.
+pub fn not_after(pem: &[u8]) -> Option<Timestamp> {
+    validity(pem).map(|(_, end)| end)
 }
 
 fn extensions(request: &Request, usages: &Usages, own: &X509Certificate<'_>) -> Vec<u8> {

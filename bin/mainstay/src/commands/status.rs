@@ -15,6 +15,8 @@ use crate::cli::{self, Output};
 
 /// Certificates are renewed long before: one that expires this soon was not renewed.
 const EXPIRES_SOON: i64 = 7 * 24 * 3600;
+/// Also those of a short lifetime, of which at most a third is left then.
+const RENEWED_LIFE: i64 = 4;
 /// A disk with this much free is not nearly full, however large it is.
 const ENOUGH: u64 = 1 << 30;
 /// On a smaller disk one part in this many is enough.
@@ -53,7 +55,18 @@ struct NodeStatus {
 #[derive(Debug, Serialize)]
 struct Certificate {
     name: String,
+    #[serde(skip)]
+    issued: Timestamp,
     expires: Timestamp,
+}
+
+impl Certificate {
+    /// Whether it should have been renewed before.
+    fn is_overdue(&self, now: Timestamp) -> bool {
+        let life = self.expires.as_second() - self.issued.as_second();
+        let left = self.expires.as_second() - now.as_second();
+        left < EXPIRES_SOON.min(life / RENEWED_LIFE)
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -202,10 +215,13 @@ fn certificates(dir: &Path) -> Result<Vec<Certificate>> {
             .and_then(|name| name.to_str())
             .unwrap_or_default();
         if path.extension().is_some_and(|end| end == "crt")
-            && let Some(expires) = pki::csr::not_after(&std::fs::read(&path)?)
+            && let Some((issued, expires)) = pki::csr::validity(&std::fs::read(&path)?)
         {
-            let name = name.to_owned();
-            found.push(Certificate { name, expires });
+            found.push(Certificate {
+                name: name.to_owned(),
+                issued,
+                expires,
+            });
         }
     }
     found.sort_by(|one, other| one.name.cmp(&other.name));
@@ -238,7 +254,7 @@ fn problems(status: &Status, now: Timestamp) -> Vec<String> {
         let left = certificate.expires.as_second() - now.as_second();
         if left < 0 {
             problems.push(format!("certificate {} has expired", certificate.name));
-        } else if left < EXPIRES_SOON {
+        } else if certificate.is_overdue(now) {
             let left = human_duration(left);
             problems.push(format!(
                 "certificate {} expires in {left} and was not renewed",
@@ -348,10 +364,12 @@ mod tests {
     #[test]
     fn every_problem_is_named() {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
-        let certificate = |name: &str, expires: &str| Certificate {
+        let certificate = |name: &str, issued: &str, expires: &str| Certificate {
             name: name.to_owned(),
+            issued: issued.parse().unwrap(),
             expires: expires.parse().unwrap(),
         };
+        let last_year = "2025-01-01T00:00:00Z";
         let status = Status {
             parts: parts("[-]service/proxy failed\n"),
             nodes: vec![NodeStatus {
@@ -360,9 +378,12 @@ mod tests {
                 version: String::new(),
             }],
             certificates: vec![
-                certificate("old", "2025-12-31T00:00:00Z"),
-                certificate("soon", "2026-01-03T00:00:00Z"),
-                certificate("fine", "2026-06-01T00:00:00Z"),
+                certificate("old", last_year, "2025-12-31T00:00:00Z"),
+                certificate("soon", last_year, "2026-01-03T00:00:00Z"),
+                certificate("fine", last_year, "2026-06-01T00:00:00Z"),
+                // With --cluster-signing-duration 24h.
+                certificate("short", "2025-12-31T08:00:00Z", "2026-01-01T08:00:00Z"),
+                certificate("late", "2025-12-31T05:00:00Z", "2026-01-01T05:00:00Z"),
             ],
             store: Some(Store {
                 bytes: 1,
@@ -376,6 +397,7 @@ mod tests {
             "node n1 is not ready: mainstay why node/n1",
             "certificate old has expired",
             "certificate soon expires in 2d and was not renewed",
+            "certificate late expires in 5h and was not renewed",
             "the disk of the store is nearly full: 5 B of 100 B is free",
         ];
         assert_eq!(problems(&status, now), expected);

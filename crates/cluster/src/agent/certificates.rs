@@ -152,6 +152,16 @@ fn retry_delay(backoff: Duration, not_after: Option<Timestamp>, now: Timestamp) 
     }
 }
 
+/// The delay after a renewal. A new certificate may be due already, if the clocks of this machine and of the signer
+/// differ, or the CA ends soon: then the next request is not made at once.
+fn delay_after_renewal(due: Timestamp, now: Timestamp, backoff: &mut Backoff) -> Duration {
+    if due > now {
+        return Duration::ZERO;
+    }
+    tracing::warn!("the new certificate is due for renewal already");
+    backoff.step()
+}
+
 /// Resolves when the node's addresses differ from these.
 async fn moved(current: &mut watch::Receiver<Settings>, known: &[IpAddr]) -> bool {
     let moved = current.wait_for(|settings| settings.node_ips() != known);
@@ -234,7 +244,8 @@ impl Certificates {
                 wait = match asked {
                     Ok(()) => {
                         tracing::info!(?purpose, "certificate renewed");
-                        continue;
+                        let due = self.due(purpose, &settings);
+                        delay_after_renewal(due, self.clock.now(), &mut backoff)
                     }
                     Err(error) => {
                         tracing::warn!(?purpose, %error, "cannot renew certificate");
@@ -271,6 +282,16 @@ mod tests {
         assert_eq!(wish.addresses, [settings.node_ip]);
         assert_eq!(wish.dns_names, ["two"]);
         assert!(Purpose::Kubelet.wish(&settings).addresses.is_empty());
+    }
+
+    #[test]
+    fn certificates_that_are_due_at_once_are_not_requested_in_a_loop() {
+        let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(300));
+        let now = Timestamp::from_second(1_000_000).unwrap();
+        let later = Timestamp::from_second(1_000_001).unwrap();
+        assert!(delay_after_renewal(later, now, &mut backoff).is_zero());
+        let delays = [Timestamp::MIN, now].map(|due| delay_after_renewal(due, now, &mut backoff));
+        assert!(delays[0] >= Duration::from_millis(500) && delays[1] > delays[0]);
     }
 
     #[test]

@@ -135,6 +135,16 @@ fn check_name(facts: &Facts, settings: &Settings) -> Result<(), Error> {
     )))
 }
 
+/// Rejects the pins of another cluster than the one that this machine has joined.
+fn check_cluster(ca: &str, pins: &[String]) -> Result<(), Error> {
+    join::check_pins(ca, pins).map_err(|error| match error {
+        Error::Join(why) => Error::Join(format!(
+            "this machine has joined a cluster before, and {why}: to join another cluster, run `mainstay reset` first"
+        )),
+        other => other,
+    })
+}
+
 /// Where the DNS of an agent saves the names of the cluster, for a start while no server is
 /// reachable.
 pub(crate) fn saved_names(data_dir: &Path) -> PathBuf {
@@ -171,7 +181,7 @@ pub async fn membership(settings: &Settings, join: &Join) -> Result<Membership, 
                 facts.node_name = certified_name(&kubelet, &ca).unwrap_or_default();
             }
             check_name(&facts, settings)?;
-            join::check_pins(&ca, &join.ca_hashes)?;
+            check_cluster(&ca, &join.ca_hashes)?;
             if let Some(server) = &join.server {
                 facts.server.clone_from(server);
             }
@@ -223,6 +233,19 @@ mod tests {
         std::fs::write(names.join("services.json"), "{}").unwrap();
         forget_names(dir.path()).unwrap();
         assert!(!names.exists() && dir.path().join(DIRECTORY).exists());
+    }
+
+    #[test]
+    fn a_member_of_one_cluster_does_not_join_another_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let pki = pki::Pki::ensure(dir.path(), &pki::Names::default()).unwrap();
+        let ca = pki.ca();
+        check_cluster(ca.pem(), &[]).unwrap();
+        check_cluster(ca.pem(), &[ca.public_key_hash()]).unwrap();
+        let refused = check_cluster(ca.pem(), &["sha256:00".to_owned()]);
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("but --ca-hash is sha256:00"), "{refused}");
+        assert!(refused.contains("`mainstay reset`"), "{refused}");
     }
 
     #[test]
