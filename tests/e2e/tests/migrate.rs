@@ -91,10 +91,17 @@ fn a_cluster_moves_to_etcd_and_back_with_its_revisions() {
     let seen = newest(&server);
     refused(migrate(&server, "--to-etcd", reach), "already running");
     server.stop();
+    // An empty cluster in etcd would end the pods of the node.
+    server.set_flags(&with_etcd);
+    refused(
+        server.refused(),
+        "move them with `mainstay migrate --to-etcd`",
+    );
 
     let moved = migrate(&server, "--to-etcd", reach).success();
     assert!(moved.contains("objects to etcd"), "{moved}");
     refused(migrate(&server, "--to-etcd", reach), "contains no objects");
+    server.set_flags(&[]);
     refused(server.refused(), "moved to etcd");
     refused(other.refused(), "first start the server");
     server.set_flags(&with_etcd);
@@ -124,6 +131,8 @@ fn a_cluster_moves_to_etcd_and_back_with_its_revisions() {
     let moved = migrate(&server, "--to-embedded", reach).success();
     assert!(moved.contains("the cluster continues after"), "{moved}");
     refused(other.refused(), "moved to an embedded store");
+    other.set_flags(&[]);
+    refused(other.refused(), "a server of a cluster in etcd");
     server.set_flags(&[]);
     server.start();
     assert_eq!(version(&server, "before"), before);

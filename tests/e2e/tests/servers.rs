@@ -431,6 +431,94 @@ fn a_leader_that_was_paused_stands_down_and_the_next_one_keeps_its_term() {
     }
 }
 
+/// Creates a Deployment, and waits until a controller has made its ReplicaSet.
+fn controllers_work(server: &Server, name: &str) {
+    let image = "--image=mainstay.local/hello";
+    server
+        .kubectl(&["create", "deployment", name, image])
+        .success();
+    let label = format!("app={name}");
+    eventually(&format!("the ReplicaSet of {name}"), || {
+        let sets = server.kubectl(&["get", "replicasets", "-l", &label, "-o", "name"]);
+        match sets.stdout.is_empty() {
+            true => Err(sets.stderr),
+            false => Ok(()),
+        }
+    });
+}
+
+/// As people force an election.
+#[test]
+fn controllers_work_after_the_leases_of_leaders_were_changed_or_deleted() {
+    let lan = Lan::new();
+    let machine = |number| Machine::on(&lan, &lan.address(0, number));
+    let machines = [machine(2), machine(3)];
+    let mut etcd = Etcd::on(&[&machines[0]]);
+    etcd.start(0, &machines[0]);
+    let flags = etcd.flags();
+    let [mut one, mut two] = machines.map(|machine| Server::stopped(machine, "server", &flags));
+    one.start();
+    let token = one.mainstay(&["token", "server"]).success();
+    two.set_flag("--server-token", token.trim());
+    two.start();
+    // Several terms: the deleted Leases start with their number at zero again.
+    for _ in 0..2 {
+        for server in [&mut one, &mut two] {
+            server.stop();
+            server.start();
+        }
+    }
+    let lease = |verb: &[&str]| {
+        let names = ["kube-controller-manager", "kube-scheduler"];
+        one.kubectl(&[verb, &["leases", "-n", "kube-system"], &names].concat())
+            .success();
+    };
+    lease(&["delete"]);
+    controllers_work(&one, "deleted");
+    let term = "kube-controller-manager-term";
+    let annotate = ["annotate", "lease", term, "-n", "kube-system", "by=hand"];
+    one.kubectl(&annotate).success();
+    controllers_work(&one, "changed");
+    one.kubectl(&["delete", "lease", term, "-n", "kube-system"])
+        .success();
+    controllers_work(&one, "without-term");
+    // Whichever leads.
+    lease(&["delete"]);
+    one.stop();
+    controllers_work(&two, "after-one");
+    one.start();
+    two.stop();
+    controllers_work(&one, "after-two");
+}
+
+#[test]
+fn a_copy_of_a_running_servers_directory_is_refused() {
+    let lan = Lan::new();
+    let machine = |number| Machine::on(&lan, &lan.address(0, number));
+    let machines = [machine(2), machine(3)];
+    let mut etcd = Etcd::on(&[&machines[0]]);
+    etcd.start(0, &machines[0]);
+    let flags = etcd.flags();
+    let [mut one, mut copy] = machines.map(|machine| Server::stopped(machine, "server", &flags));
+    one.start();
+    let archive = one.machine().dir().join("copy.tar").display().to_string();
+    let directory = |server: &Server| server.data_dir().display().to_string();
+    let (from, to) = (directory(&one), directory(&copy));
+    one.machine()
+        .run("tar", &["-C", &from, "-cf", &archive, "."])
+        .success();
+    copy.machine().run("mkdir", &["-p", &to]).success();
+    copy.machine()
+        .run("tar", &["-C", &to, "-xf", &archive])
+        .success();
+    let refused = copy.refused().stderr;
+    assert!(refused.contains("runs with a copy of"), "{refused}");
+    // After the end of the other it takes over, as after a change of its address.
+    one.kill();
+    copy.start();
+    controllers_work(&copy, "web");
+}
+
 /// Starts a server and kills it with SIGKILL after a while.
 fn start_and_kill(server: &Server, flags: &[String], after: Duration) {
     let program = std::env::var("MAINSTAY_BIN").expect("MAINSTAY_BIN is set");
