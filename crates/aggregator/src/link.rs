@@ -143,7 +143,7 @@ impl Link {
         headers: HeaderMap,
         timeout: Duration,
     ) -> Result<Document, String> {
-        let get = async || {
+        within(timeout, authority, path, async {
             let request = own_request(authority, path, headers)?;
             let (parts, body) = self.send(request).await?.into_parts();
             let body = read(body, LARGEST_DOCUMENT).await?;
@@ -152,8 +152,8 @@ impl Link {
                 headers: parts.headers,
                 body,
             })
-        };
-        within(timeout, authority, path, get()).await
+        })
+        .await
     }
 
     /// The status code of the response, whatever its body is.
@@ -163,14 +163,14 @@ impl Link {
         path: &str,
         timeout: Duration,
     ) -> Result<StatusCode, String> {
-        let get = async || {
+        within(timeout, authority, path, async {
             let request = own_request(authority, path, HeaderMap::new())?;
             let (parts, body) = self.send(request).await?.into_parts();
             // The connection is used again if its response was read.
             let _ = tokio::time::timeout(REST, read(body, LARGEST_REST)).await;
             Ok(parts.status)
-        };
-        within(timeout, authority, path, get()).await
+        })
+        .await
     }
 
     /// The same from any ready backend.
