@@ -245,9 +245,11 @@ pub(crate) fn mirror_changed(core: &Arc<Core>, mirror: &Arc<Pod>, exists: bool) 
     }
     let (core, mirror) = (core.clone(), mirror.clone());
     core.clone().context.spawn("mirror", async move {
+        let is_leaving = mirror.metadata.deletion_timestamp.is_some();
         match (mirrored, exists) {
-            // A mirror pod without its static pod is deleted.
+            // A mirror pod without its static pod is deleted. One that a user has deleted goes at once, and is made again.
             (None, true) => delete_mirror(&core, &mirror).await,
+            (Some(_), true) if is_leaving => delete_mirror(&core, &mirror).await,
             (Some(pod), false) => keep_mirror(&core, &pod).await,
             _ => {}
         }

@@ -215,6 +215,18 @@ fn a_failed_init_container_of_a_never_restarting_pod_ends_it() {
 }
 
 #[test]
+fn sidecars_of_a_pod_whose_init_container_failed_stop_and_do_not_run_again() {
+    let pod = pod(
+        serde_json::json!({"restartPolicy": "Never", "containers": [{"name": "a"}],
+        "initContainers": [{"name": "side", "restartPolicy": "Always"}, {"name": "i"}]}),
+    );
+    let seen = vec![container("side", State::Running), exited("i", 1)];
+    assert_eq!(actions(&pod, seen), ["kill side 30 after a"]);
+    let seen = vec![exited("side", 0), exited("i", 1)];
+    assert_eq!(actions(&pod, seen), ["stop s"]);
+}
+
+#[test]
 fn a_dead_sidecar_of_a_running_pod_is_restarted_but_never_init_containers() {
     let seen = vec![exited("side", 1), container("a", State::Running)];
     assert_eq!(actions(&with_init(), seen), ["start side 1"]);

@@ -257,6 +257,16 @@ async fn a_static_pod_runs_and_has_a_mirror() {
     let file = node.path("manifests/web.yaml");
     std::fs::write(&file, manifest.to_string()).unwrap();
     node.shows("web-node", "/phase", "Running").await;
+    // A mirror that is deleted comes back, and its pod goes on.
+    let uid = node.get("web-node").await.unwrap().metadata.uid;
+    let params = DeleteParams::default();
+    node.pods().delete("web-node", &params).await.unwrap();
+    node.wait("another mirror", || async {
+        let mirror = node.get("web-node").await;
+        mirror.is_some_and(|mirror| mirror.metadata.uid != uid)
+    })
+    .await;
+    node.shows("web-node", "/phase", "Running").await;
     std::fs::remove_file(&file).unwrap();
     node.wait("the mirror to go", || async {
         node.get("web-node").await.is_none()

@@ -13,6 +13,15 @@ use crate::pod::{
 pub(super) fn advance_init(view: &View, decision: &mut Decision) -> bool {
     let containers = spec::init_containers(view.pod);
     let was_initialized = view.observed.is_initialized(view.pod);
+    // Before its sidecars, which would run again after they were stopped.
+    if !was_initialized
+        && containers
+            .iter()
+            .any(|container| has_failed(view, container))
+    {
+        stop_pod(view, decision);
+        return false;
+    }
     for container in containers {
         let active = view.observed.active(&container.name);
         let passed = if spec::is_sidecar(container) {
@@ -27,6 +36,17 @@ pub(super) fn advance_init(view: &View, decision: &mut Decision) -> bool {
         }
     }
     true
+}
+
+/// Whether an ordinary init container has failed for good, and the pod with it.
+fn has_failed(view: &View, container: &Spec) -> bool {
+    let active = view.observed.active(&container.name);
+    !spec::is_sidecar(container)
+        && active.is_some_and(|active| {
+            active.state == State::Exited
+                && active.exit_code != 0
+                && !restart::should_restart(container, spec::spec(view.pod), active.exit_code)
+        })
 }
 
 /// Runs one ordinary init container to its end; true when it has succeeded.
@@ -54,15 +74,7 @@ fn run_init(
     match active.state {
         State::Running => false,
         State::Exited if active.exit_code == 0 => true,
-        State::Exited => {
-            if restart::should_restart(container, spec::spec(view.pod), active.exit_code) {
-                start(view, Role::Init, container, Some(active), decision);
-            } else {
-                stop_pod(view, decision);
-            }
-            false
-        }
-        State::Created => {
+        State::Exited | State::Created => {
             start(view, Role::Init, container, Some(active), decision);
             false
         }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container as Spec, ContainerState, ContainerStateRunning, ContainerStateTerminated,
     ContainerStateWaiting, ContainerStatus, ContainerUser, LinuxContainerUser, VolumeMountStatus,
@@ -347,7 +348,8 @@ fn state(facts: &Facts, seen: &Container, waits_for: &str) -> ContainerState {
                     )
                 }),
                 message: some(&seen.message),
-                started_at: seen.started_at.map(time),
+                // As upstream's, a container that could not be started has the earliest time.
+                started_at: Some(time(seen.started_at.unwrap_or(Timestamp::UNIX_EPOCH))),
                 finished_at: seen.finished_at.map(time),
                 container_id: id(facts, seen),
                 signal: None,

@@ -63,7 +63,12 @@ pub(super) fn phase(
 ) -> &'static str {
     let count = count(pod, all, restarts);
     if count.failed_init > 0 {
-        return "Failed";
+        // Its sidecars end first: a pod in a terminal phase has no running container.
+        return if count.running > 0 {
+            "Pending"
+        } else {
+            "Failed"
+        };
     }
     let initializing = count.pending_init > 0 || (count.pending_sidecars > 0 && !initialized);
     if initializing || count.waiting > 0 {

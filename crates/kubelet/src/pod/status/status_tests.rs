@@ -144,6 +144,32 @@ fn phases_follow_the_containers() {
 }
 
 #[test]
+fn a_pod_whose_init_container_failed_has_failed_when_its_sidecars_have_ended() {
+    use State::{Exited, Running};
+    let spec = serde_json::json!({"restartPolicy": "Never", "containers": [{"name": "a"}],
+        "initContainers": [{"name": "side", "restartPolicy": "Always"}, {"name": "i"}]});
+    for (state, phase) in [(Running, "Pending"), (Exited, "Failed")] {
+        let seen = vec![container("side", state, 0), container("i", Exited, 1)];
+        let status = Case::new(spec.clone(), seen).status();
+        assert_eq!(status.phase.as_deref(), Some(phase), "{state:?}");
+    }
+}
+
+#[test]
+fn a_container_that_could_not_be_started_has_the_earliest_start_time() {
+    let unstarted = Container {
+        started_at: None,
+        ..container("a", State::Exited, 128)
+    };
+    let spec = serde_json::json!({"containers": [{"name": "a"}]});
+    let status = Case::new(spec, vec![unstarted]).status();
+    let state = status.container_statuses.unwrap().remove(0).state;
+    let ended = state.unwrap().terminated.unwrap();
+    assert_eq!(ended.started_at.unwrap().0, Timestamp::UNIX_EPOCH);
+    assert_eq!(ended.finished_at.unwrap().0, at(12));
+}
+
+#[test]
 fn a_running_pod_is_ready_and_has_addresses() {
     let spec = serde_json::json!({"containers": [{"name": "a", "image": "img"}]});
     let status = Case::new(spec, vec![container("a", State::Running, 0)]).status();
