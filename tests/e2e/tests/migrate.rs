@@ -65,6 +65,12 @@ fn refused(ran: Ran, why: &str) {
     assert!(!ran.ok && ran.stderr.contains(why), "{ran:?}");
 }
 
+/// A start with these flags is refused.
+fn refuse_with(server: &mut Server, flags: &[String], why: &str) {
+    server.set_flags(flags);
+    refused(server.refused(), why);
+}
+
 #[test]
 fn a_cluster_moves_to_etcd_and_back_with_its_revisions() {
     let lan = Lan::new();
@@ -92,17 +98,12 @@ fn a_cluster_moves_to_etcd_and_back_with_its_revisions() {
     refused(migrate(&server, "--to-etcd", reach), "already running");
     server.stop();
     // An empty cluster in etcd would end the pods of the node.
-    server.set_flags(&with_etcd);
-    refused(
-        server.refused(),
-        "move them with `mainstay migrate --to-etcd`",
-    );
+    refuse_with(&mut server, &with_etcd, "move them with `mainstay migrate");
 
     let moved = migrate(&server, "--to-etcd", reach).success();
     assert!(moved.contains("objects to etcd"), "{moved}");
     refused(migrate(&server, "--to-etcd", reach), "contains no objects");
-    server.set_flags(&[]);
-    refused(server.refused(), "moved to etcd");
+    refuse_with(&mut server, &[], "moved to etcd");
     refused(other.refused(), "first start the server");
     server.set_flags(&with_etcd);
     server.start();
@@ -131,8 +132,7 @@ fn a_cluster_moves_to_etcd_and_back_with_its_revisions() {
     let moved = migrate(&server, "--to-embedded", reach).success();
     assert!(moved.contains("the cluster continues after"), "{moved}");
     refused(other.refused(), "moved to an embedded store");
-    other.set_flags(&[]);
-    refused(other.refused(), "a server of a cluster in etcd");
+    refuse_with(&mut other, &[], "a server of a cluster in etcd");
     server.set_flags(&[]);
     server.start();
     assert_eq!(version(&server, "before"), before);
