@@ -254,11 +254,14 @@ fn candidate(endpoint: &SliceEndpoint, place: &NodeTopology) -> Candidate {
     }
 }
 
+/// An address and port with what its slices say of it.
+type Usable<'a> = (&'a (IpAddr, u16), &'a Candidate);
+
 /// The ready endpoints, or if there are none, those that are serving while terminating; and whether any is ready.
 fn ready_or_serving(
     candidates: &Candidates,
     eligible: impl Fn(&Candidate) -> bool,
-) -> (Vec<(&(IpAddr, u16), &Candidate)>, bool) {
+) -> (Vec<Usable<'_>>, bool) {
     let pick = |wanted: fn(&Candidate) -> bool| -> Vec<_> {
         candidates
             .iter()
@@ -276,10 +279,7 @@ fn ready_or_serving(
 }
 
 /// Hints count only if every endpoint has one and one of them is for this node or zone.
-fn by_hints<'a>(
-    usable: &[(&'a (IpAddr, u16), &'a Candidate)],
-    place: &NodeTopology,
-) -> Vec<(&'a (IpAddr, u16), &'a Candidate)> {
+fn by_hints<'a>(usable: &[Usable<'a>], place: &NodeTopology) -> Vec<Usable<'a>> {
     if usable
         .iter()
         .all(|(_, candidate)| !candidate.nodes.is_empty())

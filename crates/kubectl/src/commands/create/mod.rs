@@ -187,8 +187,7 @@ impl Create {
         targets: Vec<Target>,
         report: &Report,
     ) -> Result<()> {
-        let mut editor =
-            super::editor::Editor::new(&self.common.print, self.windows_line_endings)?;
+        let mut editor = super::editor::Editor::new(&self.common.print, self.windows_line_endings)?;
         for target in targets {
             let before = target.manifest.unwrap_or_default();
             let Some(object) = editor.edit_one(&before)? else {
