@@ -281,8 +281,9 @@ impl Round<'_> {
         }
     }
 
+    /// Whether the update has to replace a pod. Failed pods are replaced in any case.
     fn is_old(&self, pod: &Pod) -> bool {
-        revision(pod) != self.view.newest && !is_deleting(pod)
+        revision(pod) != self.view.newest && !is_deleting(pod) && !is_terminal(pod)
     }
 
     fn replace(&mut self, pod: Arc<Pod>) {
