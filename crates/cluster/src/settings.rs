@@ -385,6 +385,7 @@ impl Settings {
             |ip: &&IpAddr| !self.cluster_cidr.contains(ip) && !self.service_cidr.contains(ip);
         let chosen: Vec<IpAddr> = machine.preferred.iter().filter(is_free).copied().collect();
         let mut settings = self;
+        settings.had_default_route |= machine.has_default_route;
         for gone in settings.host_ips.clone() {
             let mut same_family = chosen.iter().filter(|ip| ip.is_ipv4() == gone.is_ipv4());
             if !machine.all.contains(&gone)

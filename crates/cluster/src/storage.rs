@@ -163,8 +163,8 @@ fn embedded(settings: &Settings, codec: ObjectCodec) -> Result<Arc<Embedded<Obje
     });
     // An empty cluster with the same keys would end all pods of the nodes that know this server.
     if !was_made && is_empty && ServerToken::read(&settings.data_dir)?.is_some() {
-        let why = "this is a server of a cluster in etcd: start with --store etcd, or move its objects here with \
-                   `mainstay migrate --to-embedded`";
+        let why = "this is a server of a cluster in etcd: start with --store etcd, move its objects here with \
+                   `mainstay migrate --to-embedded`, or run `mainstay reset` first to start another cluster";
         return Err(Error::Option("store", why.to_owned()));
     }
     if was_made && is_empty {

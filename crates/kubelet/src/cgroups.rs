@@ -335,6 +335,7 @@ fn apply(
                 .cpu_quota
                 .map(|quota| (quota, bounds.cpu_period.unsigned_abs())),
             memory: bounds.memory,
+            swap: None,
             pids: pids.map(|pids| pids.unwrap_or(-1)),
         };
         systemd(|manager| manager.limit(unit, &limits))?;

@@ -175,10 +175,14 @@ fn systemd_limits(resources: &LinuxResources) -> Limits {
         (quota, period) => Some((quota.unwrap_or(-1), period.unwrap_or(100_000))),
     });
     let memory = resources.memory().as_ref();
+    let files = resources.unified().as_ref();
+    let swap = files.and_then(|files| files.get("memory.swap.max"));
     Limits {
         cpu_weight: cpu.and_then(|cpu| cpu.shares()).map(weight),
         cpu_quota: quota,
         memory: memory.and_then(|memory| memory.limit()),
+        // systemd would replace what is written into the file alone.
+        swap: swap.and_then(|swap| swap.parse().ok()),
         pids: resources.pids().as_ref().map(|pids| pids.limit()),
     }
 }
@@ -228,9 +232,12 @@ mod tests {
             cpu_weight: Some(39),
             cpu_quota: Some((50_000, 100_000)),
             memory: Some(1000),
+            swap: None,
             pids: Some(7),
         };
         assert_eq!(systemd_limits(&resources(WANTED)), expected);
+        let without_swap = resources(r#"{"unified": {"memory.swap.max": "0"}}"#);
+        assert_eq!(systemd_limits(&without_swap).swap, Some(0));
         assert_eq!(systemd_limits(&resources("{}")), Limits::default());
     }
 

@@ -96,6 +96,8 @@ pub struct Limits {
     pub cpu_quota: Option<(i64, u64)>,
     /// Bytes; unlimited if negative.
     pub memory: Option<i64>,
+    /// Bytes of swap alone.
+    pub swap: Option<u64>,
     /// Processes and threads; unlimited if not positive.
     pub pids: Option<i64>,
 }
@@ -118,6 +120,9 @@ impl Limits {
         }
         if let Some(memory) = self.memory {
             add("MemoryMax", u64::try_from(memory).unwrap_or(INFINITY));
+        }
+        if let Some(swap) = self.swap {
+            add("MemorySwapMax", swap);
         }
         if let Some(pids) = self.pids {
             let limit = u64::try_from(pids).ok().filter(|pids| *pids > 0);

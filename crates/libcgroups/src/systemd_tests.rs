@@ -175,6 +175,7 @@ fn limits_become_the_properties_of_the_unit() {
         cpu_weight: Some(39),
         cpu_quota: Some((12_345, 100_000)),
         memory: Some(1 << 20),
+        swap: None,
         pids: Some(7),
     };
     let number = |name, number| property(name, Variant::U64(number));

@@ -1,7 +1,10 @@
 //! Deletes the kernel's entries of UDP conversations with removed endpoints, which would otherwise continue for ever. A pod
 //! chooses how many conversations it has, so that this happens beside the changes of other Services.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use lifecycle::Context;
 use network::conntrack::{self, Flow};
@@ -10,6 +13,9 @@ use tokio::sync::Notify;
 use tracing::{debug, warn};
 
 use crate::{health::Health, ruleset::Datagrams};
+
+/// The delay after a failure.
+const RETRY: Duration = Duration::from_secs(10);
 
 /// The addresses whose endpoints changed.
 pub(crate) struct StaleFlows {
@@ -45,11 +51,19 @@ impl StaleFlows {
         }
     }
 
+    /// Adds addresses without newer changes.
+    fn add_again(&self, changed: &Datagrams) {
+        let mut waiting = self.waiting.lock();
+        for (frontend, kept) in changed {
+            waiting.entry(*frontend).or_insert_with(|| kept.clone());
+        }
+    }
+
     async fn delete(self: &Arc<Self>) {
-        let changed = std::mem::take(&mut *self.waiting.lock());
-        let flows = self.clone();
+        let changed = Arc::new(std::mem::take(&mut *self.waiting.lock()));
+        let (flows, older) = (self.clone(), changed.clone());
         // Endpoints that were added meanwhile have conversations already.
-        let stale = move |flow: &Flow| is_stale(flow, &flows.waiting.lock(), &changed);
+        let stale = move |flow: &Flow| is_stale(flow, &flows.waiting.lock(), &older);
         let begun = Instant::now();
         match conntrack::forget_udp(stale).await {
             Ok(count) => {
@@ -57,7 +71,12 @@ impl StaleFlows {
                 metrics.flows_forgotten(count, begun.elapsed());
                 debug!(count, "removed UDP conntrack entries");
             }
-            Err(error) => warn!(%error, "cannot remove stale UDP conntrack entries"),
+            Err(error) => {
+                warn!(%error, "cannot remove stale UDP conntrack entries, trying again");
+                self.add_again(&changed);
+                tokio::time::sleep(RETRY).await;
+                self.added.notify_one();
+            }
         }
     }
 }

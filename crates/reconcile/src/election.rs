@@ -299,7 +299,7 @@ impl<'a> Election<'a> {
         if let Some(last) = last {
             let is_own = last.holder_identity.as_deref() == Some(&self.config.identity);
             let number = last.lease_transitions.unwrap_or(0);
-            if number > term || (number == term && !is_own) {
+            if number > term || (number == term && !is_own && number < i32::MAX) {
                 return Ok(Begun::Superseded(number));
             }
         }
@@ -450,7 +450,8 @@ fn lease_held_by(lease: Option<Lease>, config: &Config, now: Timestamp) -> Lease
     };
     let mut spec: LeaseSpec = lease.and_then(|lease| lease.spec).unwrap_or_default();
     if spec.holder_identity.as_deref() != Some(&config.identity) {
-        spec.lease_transitions = Some(spec.lease_transitions.map_or(0, |count| count + 1));
+        let next = |count: i32| count.saturating_add(1);
+        spec.lease_transitions = Some(spec.lease_transitions.map_or(0, next));
         spec.acquire_time = Some(MicroTime(now));
         spec.holder_identity = Some(config.identity.clone());
     }

@@ -52,6 +52,11 @@ impl Default for Explanations {
 }
 
 impl Explanations {
+    /// Drops what waits to be written about a pod that has a node now.
+    pub(crate) fn withdraw(&self, uid: &str) {
+        self.waiting.lock().remove(uid);
+    }
+
     /// Writes an explanation in the background.
     pub(crate) fn write(&self, context: &Context, writes: &Arc<Writes>, explanation: Explanation) {
         let uid = explanation.pod.uid.clone();

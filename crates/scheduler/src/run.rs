@@ -337,9 +337,21 @@ impl Loop {
         }
     }
 
+    /// Stores a pod's nomination. What was reserved for it on another node is free again.
+    fn nominate(&mut self, pod: &Arc<PodInfo>, node: Arc<str>) {
+        let before = self.scheduling.cluster.nominated.node_of(&pod.uid).cloned();
+        self.cluster().nominated.put(pod.clone(), node.clone());
+        let before = before.filter(|before| *before != node);
+        let slot = before.and_then(|before| self.scheduling.cluster.slot(&before));
+        if slot.is_some() {
+            self.happened(&Event::PodDeleted(pod, slot));
+        }
+    }
+
     fn on_placed(&mut self, new: &Arc<PodInfo>, node: &str) {
         self.assumed.remove(&new.uid);
         self.queue.remove(&new.uid);
+        self.explanations.withdraw(&new.uid);
         match self.cluster().put_pod(node, new.clone()) {
             Some(old) => self.happened(&Event::PodUpdated { old: &old, new }),
             None => self.happened(&Event::PodAdded(new)),
@@ -362,7 +374,7 @@ impl Loop {
             return self.forget(&new.uid);
         }
         if let Some(node) = new.nominated.clone() {
-            self.scheduling.cluster.nominated.put(new.clone(), node);
+            self.nominate(new, node);
         } else if self
             .queue
             .get(&new.uid)
@@ -446,6 +458,7 @@ impl Loop {
             };
             return self.no_node(waiting, &failure);
         }
+        self.explanations.withdraw(&pod.uid);
         self.happened(&Event::PodAdded(&pod));
         self.bind(waiting, slot, node);
     }
@@ -591,15 +604,18 @@ impl Loop {
         for other in &lesser {
             self.cluster().nominated.remove(&other.uid);
         }
-        self.cluster().nominated.put(pod.clone(), node.clone());
         let victims = victims
             .into_iter()
             .filter(|victim| !victim.is_terminating());
         let victims: Vec<Arc<PodInfo>> = victims.collect();
+        // Held before the nomination, whose event could wake it.
+        if !victims.is_empty() {
+            self.queue.hold(&pod.uid);
+        }
+        self.nominate(pod, node.clone());
         if victims.is_empty() {
             return;
         }
-        self.queue.hold(&pod.uid);
         let writes = self.writes[&pod.template.scheduler_name].clone();
         let (pod, node, done) = (pod.clone(), node.clone(), self.done.clone());
         self.context.spawn("preempt", async move {

@@ -281,9 +281,12 @@ async fn discovery_shows_what_backends_serve() {
             let group = groups.iter().find(|one| one["metadata"]["name"] == GROUP);
             group.unwrap()["versions"][0].clone()
         };
-        // It is available, so its resources are there, too.
-        let current = version(&aggregated().await);
-        assert_eq!(current["freshness"], "Current", "{mode:?}");
+        // Usually at once; the condition does not wait long for slow documents.
+        let current = eventually(|| async {
+            let version = version(&aggregated().await);
+            (version["freshness"] == "Current").then_some(version)
+        })
+        .await;
         assert_eq!(current["version"], "v1", "{mode:?}");
         assert_eq!(current["resources"][0]["resource"], "things", "{mode:?}");
         let groups = aggregated().await;

@@ -22,7 +22,7 @@ pub(super) struct Shared {
     /// Guards objects, indexes and subscribers, so that a subscriber sees every change exactly
     /// once: in its initial snapshot or as an event.
     pub(super) cache: RwLock<Cache>,
-    /// The number of changes of `cache`; incremented after each.
+    /// The number of changes of `cache`; incremented by each while `cache` is locked, so that no event is seen before it.
     generation: AtomicU64,
     /// The objects that have a decoded form beside the stored one.
     pub(super) decoded: Arc<Decoded>,
@@ -48,7 +48,8 @@ impl Shared {
     }
 
     fn change(&self, apply: impl FnOnce(&mut Cache)) {
-        apply(&mut self.cache.write());
+        let mut cache = self.cache.write();
+        apply(&mut cache);
         self.generation.fetch_add(1, Ordering::Release);
     }
 

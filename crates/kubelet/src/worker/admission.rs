@@ -31,7 +31,12 @@ impl Worker {
         if pod.metadata.deletion_timestamp.is_some() {
             return;
         }
-        let begun = !self.runtime.observed.sandboxes.is_empty() || has_begun(pod);
+        // A static pod that has ended and begins again gave its resources back.
+        let sandboxes = &self.runtime.observed.sandboxes;
+        let runs = sandboxes
+            .iter()
+            .any(|sandbox| sandbox.ready || !spec::is_static(pod));
+        let begun = runs || has_begun(pod);
         if begun {
             self.core.admitted.keep(self.subject.size.shared());
             self.change(Change::Admitted);

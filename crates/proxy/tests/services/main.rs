@@ -485,11 +485,13 @@ fn datagrams_follow_the_endpoints() {
         ask(&second, "pod-1");
         node.endpoints(with_leaving("10.42.0.3"));
         ask(&second, "pod-2");
+        let deadline = Instant::now() + PATIENCE;
         let answer = loop {
             let answer = ask_once(&first);
             if !answer.is_empty() {
                 break answer;
             }
+            assert!(Instant::now() < deadline, "the conversation got no answer");
         };
         assert_eq!(answer, "pod-0");
         // The same client port: without deleting the conntrack entry, the kernel would keep pod-0.

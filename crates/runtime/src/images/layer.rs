@@ -97,9 +97,18 @@ fn unpack_within(
 
 /// Checks that a blob unpacks to a layer, without unpacking it.
 fn check_content(blob: &Path, diff_id: &str, limits: Limits) -> Result<()> {
-    let _alone = LARGE_WINDOW.lock();
+    match check_within(Window::Usual, blob, diff_id, limits) {
+        Err(error) if error.to_string().contains(NEEDS_LARGER_WINDOW) => {
+            let _alone = LARGE_WINDOW.lock();
+            check_within(Window::Large, blob, diff_id, limits)
+        }
+        done => done,
+    }
+}
+
+fn check_within(window: Window, blob: &Path, diff_id: &str, limits: Limits) -> Result<()> {
     let file = File::open(blob).map_err(Error::file(blob))?;
-    let mut content = Hashing::new(decompress(file, Window::Large).map_err(Error::file(blob))?);
+    let mut content = Hashing::new(decompress(file, window).map_err(Error::file(blob))?);
     // The headers of an archive's entry take 1 KiB with padding, unless its name is very long.
     let headers = limits.entries.saturating_mul(1 << 10);
     let most = limits
