@@ -209,6 +209,8 @@ impl Cluster {
         command
             .arg("kubectl")
             .args(args)
+            // An editor of the machine would wait for a person.
+            .env("EDITOR", "false")
             .env("KUBECONFIG", self.kubeconfig());
         command.output().expect("kubectl starts").into()
     }
@@ -262,6 +264,7 @@ impl Cluster {
         let mut command = self.machine.command(path.to_str()?);
         command
             .args(args)
+            .env("EDITOR", "false")
             .env("KUBECONFIG", self.kubeconfig())
             .env("HOME", self.machine.dir());
         Some(command)
