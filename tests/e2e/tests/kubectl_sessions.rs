@@ -78,12 +78,31 @@ impl Session {
     }
 }
 
-/// Hints are ours alone.
+/// Hints are ours alone, and the advice after a conflict of server-side apply is worded differently.
 fn without_hints(stderr: &str) -> String {
+    let mut is_advice = false;
     let lines = stderr.split_inclusive('\n');
     lines
-        .filter(|line| !line.contains("did you mean \""))
+        .filter(|line| {
+            is_advice |= line.starts_with("Please review the fields above");
+            let is_last = is_advice && line.starts_with("See https://");
+            let is_hint = line.contains("did you mean \"")
+                || line.starts_with("The fields above have other managers.");
+            let is_shown = !is_advice && !is_hint;
+            is_advice &= !is_last;
+            is_shown
+        })
         .collect()
+}
+
+#[test]
+fn hints_and_advice_are_left_out() {
+    let theirs =
+        "conflict\nPlease review the fields above--they\n* one\nSee https://example.com\nend\n";
+    let ours = "conflict\nThe fields above have other managers. Leave them out.\nend\n";
+    for text in [theirs, ours] {
+        assert_eq!(without_hints(text), "conflict\nend\n");
+    }
 }
 
 /// Replaces what differs from run to run: numbers, times, addresses, generated names. What is aligned
