@@ -294,7 +294,7 @@ impl Worker {
                 // As upstream, a pod without an object does not count, although its containers may still be stopping.
                 self.core.release(&self.subject.uid);
             }
-            Message::Mirror(mirror) => self.subject.shown = mirror,
+            Message::Mirror(mirror) => self.take_mirror(mirror),
             Message::Runtime => self.runtime.ask_again(),
             Message::Snapshot(snapshot) => self.runtime.take(*snapshot),
             Message::Sources => {
@@ -310,6 +310,15 @@ impl Worker {
                 grace,
             } => self.fail_within(reason, message, grace),
         }
+    }
+
+    fn take_mirror(&mut self, mirror: Option<Arc<Pod>>) {
+        let uid =
+            |mirror: &Option<Arc<Pod>>| mirror.as_deref().map(|pod| spec::uid(pod).to_owned());
+        if uid(&mirror) != uid(&self.subject.shown) {
+            self.report.forget_writes();
+        }
+        self.subject.shown = mirror;
     }
 
     fn take_pod(&mut self, pod: Arc<Pod>) {

@@ -107,6 +107,12 @@ impl Report {
         }
     }
 
+    /// The object in the API is another one, which has no status yet.
+    pub(super) fn forget_writes(&mut self) {
+        self.sent = None;
+        self.taken = None;
+    }
+
     /// The difference between the API's status and this one.
     fn difference(&mut self, shown: &Arc<Pod>) -> Option<Value> {
         let is_equal = |(pod, status): &(Arc<Pod>, Arc<PodStatus>)| {
@@ -201,8 +207,7 @@ impl Worker {
         let report = &mut self.report;
         report.state = State::Idle;
         if !matches!(outcome, Ok(Answer { taken: true, .. })) {
-            report.sent = None;
-            report.taken = None;
+            report.forget_writes();
         }
         match outcome {
             Ok(Answer { mut pod, .. }) => {
@@ -368,6 +373,17 @@ mod tests {
         });
         assert!(report.difference(&empty).is_some());
         assert_eq!(report.difference(&running), None);
+    }
+
+    #[test]
+    fn a_new_mirror_gets_the_status_that_the_one_before_it_had() {
+        let mut report = Report::new(PodStatus::default());
+        let running = patch("Running");
+        taken(&mut report, &running);
+        assert_eq!(report.next(running.clone(), false, at(0)), Next::Nothing);
+        report.forget_writes();
+        let next = report.next(running.clone(), false, at(0));
+        assert_eq!(next, Next::Write(running.unwrap()));
     }
 
     #[test]
