@@ -1,18 +1,21 @@
-//! Tunnels through proxies: HTTP's CONNECT, and SOCKS5 (RFC 1928), with a name and a password if the address has them.
+//! Tunnels through proxies: HTTP's CONNECT, also over TLS, and SOCKS5 (RFC 1928), with a name and a password if the
+//! address has them.
 //! The proxy resolves the server's name.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use http::Uri;
+use rustls::{ClientConfig, pki_types::ServerName};
 use stdx::percent::decode;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
+use tokio_rustls::TlsConnector;
 use tower::BoxError;
 
-use crate::Error;
+use crate::{Error, unvectored::Unvectored};
 
 /// The longest response to CONNECT.
 const MAX_ANSWER: usize = 16 << 10;
@@ -20,6 +23,7 @@ const MAX_ANSWER: usize = 16 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Http,
+    Https,
     Socks5,
 }
 
@@ -33,14 +37,19 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Parses `http://[USER[:PASSWORD]@]HOST[:PORT]`, or the same with `socks5://`.
+    /// Parses `http://[USER[:PASSWORD]@]HOST[:PORT]`, or the same with `https://` or `socks5://`.
     pub(crate) fn parse(proxy: &str) -> Result<Self, Error> {
         let bad = |why: &str| Error::Server(proxy.to_owned(), why.to_owned());
         let uri: Uri = proxy.parse().map_err(|error| bad(&format!("{error}")))?;
         let (kind, usual) = match uri.scheme_str() {
             Some("http") => (Kind::Http, 80),
+            Some("https") => (Kind::Https, 443),
             Some("socks5" | "socks5h") => (Kind::Socks5, 1080),
-            _ => return Err(bad("only http:// and socks5:// proxies are supported")),
+            _ => {
+                return Err(bad(
+                    "a proxy must begin with http://, https:// or socks5://",
+                ));
+            }
         };
         let host = uri.host().ok_or_else(|| bad("names no host"))?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -57,20 +66,31 @@ impl Proxy {
         })
     }
 
-    /// Asks the proxy for a tunnel to the server.
+    /// Asks the proxy for a tunnel to the server. Its certificate is verified as the server's is, which is also what
+    /// upstream's clients do.
     pub(crate) async fn tunnel(
         &self,
-        tcp: &mut TcpStream,
+        tcp: TcpStream,
+        tls: &ClientConfig,
         host: &str,
         port: u16,
-    ) -> Result<(), BoxError> {
-        match self.kind {
-            Kind::Http => self.connect(tcp, host, port).await,
-            Kind::Socks5 => self.socks(tcp, host, port).await,
+    ) -> Result<Unvectored, BoxError> {
+        let mut stream = Unvectored::Tcp(tcp);
+        if self.kind == Kind::Https {
+            let mut config = tls.clone();
+            config.alpn_protocols.clear();
+            let name = ServerName::try_from(self.host.clone())?;
+            let connector = TlsConnector::from(Arc::new(config));
+            stream = Unvectored::Tunnel(Box::new(connector.connect(name, stream).await?));
         }
+        match self.kind {
+            Kind::Http | Kind::Https => self.connect(&mut stream, host, port).await?,
+            Kind::Socks5 => self.socks(&mut stream, host, port).await?,
+        }
+        Ok(stream)
     }
 
-    async fn connect(&self, tcp: &mut TcpStream, host: &str, port: u16) -> Result<(), BoxError> {
+    async fn connect(&self, tcp: &mut Unvectored, host: &str, port: u16) -> Result<(), BoxError> {
         let host = if host.contains(':') {
             format!("[{host}]")
         } else {
@@ -83,6 +103,7 @@ impl Proxy {
         }
         request.push_str("\r\n");
         tcp.write_all(request.as_bytes()).await?;
+        tcp.flush().await?;
         let mut answer = Vec::new();
         while !answer.ends_with(b"\r\n\r\n") {
             if answer.len() > MAX_ANSWER {
@@ -98,7 +119,7 @@ impl Proxy {
         }
     }
 
-    async fn socks(&self, tcp: &mut TcpStream, host: &str, port: u16) -> Result<(), BoxError> {
+    async fn socks(&self, tcp: &mut Unvectored, host: &str, port: u16) -> Result<(), BoxError> {
         let greeting: &[u8] = match self.credentials {
             Some(_) => &[5, 2, 0, 2],
             None => &[5, 1, 0],
@@ -145,7 +166,7 @@ impl Proxy {
 }
 
 /// Name and password of SOCKS5 (RFC 1929).
-async fn log_in(tcp: &mut TcpStream, name: &str, password: &str) -> Result<(), BoxError> {
+async fn log_in(tcp: &mut Unvectored, name: &str, password: &str) -> Result<(), BoxError> {
     let mut request = vec![1];
     put_text(&mut request, name)?;
     put_text(&mut request, password)?;
@@ -180,6 +201,7 @@ fn reason(code: u8) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use pki::{Leaf, Names, Pki};
     use tokio::net::TcpListener;
 
     use super::*;
@@ -195,6 +217,7 @@ mod tests {
                 3128,
                 Some(("a", "b@c")),
             ),
+            ("https://p", Kind::Https, "p", 443, None),
             ("socks5://[::1]:9", Kind::Socks5, "::1", 9, None),
             ("socks5h://u@p", Kind::Socks5, "p", 1080, Some(("u", ""))),
         ] {
@@ -206,7 +229,7 @@ mod tests {
             );
             assert_eq!(proxy.credentials, owned, "{text}");
         }
-        for text in ["https://p", "ftp://p", "p", ""] {
+        for text in ["ftp://p", "p", ""] {
             assert!(Proxy::parse(text).is_err(), "{text}");
         }
     }
@@ -217,6 +240,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let mut proxy = Proxy::parse(proxy).unwrap_or_else(|_| panic!("{proxy}"));
         proxy.port = address.port();
+        let (_, client) = tls();
         let served = async {
             let (mut tcp, _) = listener.accept().await.unwrap();
             let mut received = Vec::new();
@@ -229,8 +253,8 @@ mod tests {
             received
         };
         let asked = async {
-            let mut tcp = TcpStream::connect(address).await.unwrap();
-            proxy.tunnel(&mut tcp, host, 6443).await.is_ok()
+            let tcp = TcpStream::connect(address).await.unwrap();
+            proxy.tunnel(tcp, &client, host, 6443).await.is_ok()
         };
         tokio::join!(served, asked)
     }
@@ -253,6 +277,56 @@ mod tests {
         let (sent, is_open) = spoken("socks5://u:pwd@p", "s.x", &named).await;
         assert!(is_open);
         assert_eq!(sent[4..11], *b"\x01\x01u\x03pwd");
+    }
+
+    /// A server's and a client's TLS configuration of one CA.
+    fn tls() -> (Arc<rustls::ServerConfig>, ClientConfig) {
+        let dir = tempfile::tempdir().unwrap();
+        let pki = Pki::ensure(dir.path(), &Names::default()).unwrap();
+        let mut client = pki.client_config(Leaf::Admin).unwrap();
+        client.alpn_protocols = vec![b"h2".to_vec()];
+        (pki.apiserver_config().unwrap(), client)
+    }
+
+    #[tokio::test]
+    async fn an_https_proxy_is_asked_after_its_certificate_was_verified() {
+        let (server, client) = tls();
+        let (_, stranger) = tls();
+        for (client, is_trusted) in [(client, true), (stranger, false)] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let proxy = Proxy::parse(&format!("https://localhost:{}", address.port()))
+                .unwrap_or_else(|_| panic!("a proxy"));
+            let acceptor = tokio_rustls::TlsAcceptor::from(server.clone());
+            let served = async {
+                let (tcp, _) = listener.accept().await.unwrap();
+                let Ok(mut tls) = acceptor.accept(tcp).await else {
+                    return Vec::new();
+                };
+                // HTTP/2 has no CONNECT of this form.
+                assert_eq!(tls.get_ref().1.alpn_protocol(), None);
+                let mut received = vec![0; b"CONNECT s.x:6443".len()];
+                tls.read_exact(&mut received).await.unwrap();
+                tls.write_all(b"HTTP/1.1 200 OK\r\n\r\nhello")
+                    .await
+                    .unwrap();
+                tls.flush().await.unwrap();
+                received
+            };
+            let asked = async {
+                let tcp = TcpStream::connect(address).await.unwrap();
+                let mut tunnel = proxy.tunnel(tcp, &client, "s.x", 6443).await.ok()?;
+                let mut received = [0; 5];
+                tunnel.read_exact(&mut received).await.ok()?;
+                Some(received)
+            };
+            let (request, answer) = tokio::join!(served, asked);
+            let (expected, hello): (&[u8], _) = match is_trusted {
+                true => (b"CONNECT s.x:6443", Some(*b"hello")),
+                false => (b"", None),
+            };
+            assert_eq!((request.as_slice(), answer), (expected, hello));
+        }
     }
 
     #[tokio::test]

@@ -61,7 +61,7 @@ pub struct Options {
     pub headers: HeaderMap,
     /// Other servers of the same cluster, tried when one does not answer.
     pub servers: Option<Servers>,
-    /// `http://[USER:PASSWORD@]HOST:PORT` or `socks5://…` of a proxy.
+    /// `http://[USER:PASSWORD@]HOST:PORT`, `https://…` or `socks5://…` of a proxy.
     pub proxy: Option<String>,
     /// Whether to accept `http://` servers: for command line tools only, never for a component.
     pub allow_plaintext: bool,
@@ -272,23 +272,26 @@ impl Connect {
             None => (host.as_str(), port),
         };
         let address = SocketAddr::new(resolve(near).await?, near_port);
-        let mut tcp = tokio::time::timeout(patience, TcpStream::connect(address))
+        let tcp = tokio::time::timeout(patience, TcpStream::connect(address))
             .await
             .map_err(|_| format!("no connection to {address} within {patience:?}"))??;
         tcp.set_nodelay(true)?;
-        if let Some(proxy) = &self.proxy {
-            tokio::time::timeout(patience, proxy.tunnel(&mut tcp, &host, port))
+        let stream = if let Some(proxy) = &self.proxy {
+            let tunnel = proxy.tunnel(tcp, self.tls.config(), &host, port);
+            tokio::time::timeout(patience, tunnel)
                 .await
-                .map_err(|_| format!("no tunnel through {address} within {patience:?}"))??;
-        }
+                .map_err(|_| format!("no tunnel through {address} within {patience:?}"))??
+        } else {
+            Unvectored::Tcp(tcp)
+        };
         if is_plaintext {
-            return Ok(Stream::Plain(TokioIo::new(Unvectored(tcp))));
+            return Ok(Stream::Plain(TokioIo::new(stream)));
         }
         let name = match self.server_name {
             Some(name) => name,
             None => ServerName::try_from(host)?,
         };
-        let tls = tokio::time::timeout(patience, self.tls.connect(name, Unvectored(tcp)))
+        let tls = tokio::time::timeout(patience, self.tls.connect(name, stream))
             .await
             .map_err(|_| format!("no TLS handshake with {address} within {patience:?}"))??;
         Ok(Stream::Tls(Box::new(TokioIo::new(tls))))

@@ -11,35 +11,52 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
 };
+use tokio_rustls::client::TlsStream;
 
 /// The connection.
-pub(crate) struct Unvectored(pub(crate) TcpStream);
+pub(crate) enum Unvectored {
+    Tcp(TcpStream),
+    /// A tunnel through a proxy that speaks TLS.
+    Tunnel(Box<TlsStream<Self>>),
+}
 
 impl AsyncRead for Unvectored {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(context, buffer)
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+            Self::Tunnel(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
     }
 }
 
 impl AsyncWrite for Unvectored {
     fn poll_write(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(context, bytes)
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Tunnel(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(context)
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_flush(context),
+            Self::Tunnel(stream) => Pin::new(stream).poll_flush(context),
+        }
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(context)
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Tunnel(stream) => Pin::new(stream).poll_shutdown(context),
+        }
     }
 }
 
@@ -53,6 +70,6 @@ mod tests {
         let tcp = TcpStream::connect(listener.local_addr().unwrap())
             .await
             .unwrap();
-        assert!(tcp.is_write_vectored() && !Unvectored(tcp).is_write_vectored());
+        assert!(tcp.is_write_vectored() && !Unvectored::Tcp(tcp).is_write_vectored());
     }
 }

@@ -127,6 +127,23 @@ impl std::fmt::Display for ErrorList {
 
 impl std::error::Error for ErrorList {}
 
+impl ErrorList {
+    /// All of them in one line, as Go joins them: each text once, in brackets if there are several.
+    pub(crate) fn in_one_line(&self) -> String {
+        let mut texts: Vec<String> = Vec::new();
+        for error in &self.0 {
+            let text = message(error);
+            if !texts.contains(&text) {
+                texts.push(text);
+            }
+        }
+        match texts.len() {
+            1 => texts.remove(0),
+            _ => format!("[{}]", texts.join(", ")),
+        }
+    }
+}
+
 /// No error, the single one, or all of them.
 pub(crate) fn aggregate(mut errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
     match errors.len() {
@@ -214,7 +231,10 @@ pub(crate) fn code_is(error: &anyhow::Error, code: u16) -> bool {
 pub(crate) fn message(error: &anyhow::Error) -> String {
     match error.downcast_ref::<ServerError>() {
         Some(ServerError(status)) => status.message.clone(),
-        None => error.to_string(),
+        None => match error.downcast_ref::<ErrorList>() {
+            Some(errors) => errors.in_one_line(),
+            None => error.to_string(),
+        },
     }
 }
 
@@ -239,6 +259,9 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
 
 /// One of several errors as printed: messages of ours have no prefix.
 fn list_line(error: &anyhow::Error) -> String {
+    if let Some(errors) = error.downcast_ref::<ErrorList>() {
+        return errors.in_one_line();
+    }
     match error.downcast_ref::<ServerError>() {
         Some(error) => error.to_string(),
         None => format!("{error:#}"),
@@ -297,6 +320,23 @@ mod tests {
             "Error from server (AlreadyExists): error when creating \"a.yaml\": pods \"a\" already exists"
         );
         assert_eq!(line(&anyhow::anyhow!("x")), "error: x");
+    }
+
+    #[test]
+    fn a_list_within_a_list_is_one_line_and_repeats_nothing() {
+        let errors = |texts: &[&str]| -> anyhow::Error {
+            let errors = texts.iter().map(|text| anyhow::anyhow!("{text}"));
+            ErrorList(errors.collect()).into()
+        };
+        for (texts, expected) in [
+            (&["a"][..], "a"),
+            (&["a", "b"], "[a, b]"),
+            (&["a", "b", "a"], "[a, b]"),
+            (&["a", "a"], "a"),
+        ] {
+            assert_eq!(message(&errors(texts)), expected);
+            assert_eq!(list_line(&errors(texts)), expected);
+        }
     }
 
     #[test]

@@ -38,12 +38,13 @@ fn reason(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     Some(lookup_reason(&text).unwrap_or(text))
 }
 
-/// A host without an address: `"a" has no address`, or `"a" has no address: 10.0.0.1: timed out`.
+/// A host without an address: `"a" has no address`, or
+/// `"a" has no address: lookup a: name server 10.0.0.1: no answer within 2 seconds`.
 fn lookup_reason(text: &str) -> Option<String> {
     let (host, rest) = text.strip_prefix('"')?.split_once("\" has no address")?;
     let Some((server, reason)) = rest
-        .strip_prefix(": ")
-        .and_then(|rest| rest.split_once(": "))
+        .split_once(": name server ")
+        .and_then(|(_, rest)| rest.split_once(": "))
     else {
         let servers = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
         let server = servers
@@ -240,10 +241,17 @@ mod tests {
     fn hosts_without_an_address_are_reported_in_the_words_of_go() {
         assert_eq!(
             lookup_reason(
-                "\"nope\" has no address: 10.0.0.1: Network is unreachable (os error 101)"
+                "\"nope\" has no address: lookup nope: name server 10.0.0.1: Network is unreachable (os error 101)"
             )
             .unwrap(),
             "dial tcp: lookup nope on 10.0.0.1:53: dial udp 10.0.0.1:53: connect: network is unreachable"
+        );
+        assert_eq!(
+            lookup_reason(
+                "\"nope\" has no address: lookup nope: name server 10.0.0.1: no answer within 2 seconds"
+            )
+            .unwrap(),
+            "dial tcp: lookup nope on 10.0.0.1:53: no answer within 2 seconds"
         );
         let unknown = lookup_reason("\"nope\" has no address").unwrap();
         assert!(

@@ -10,6 +10,7 @@
 
 mod budgets;
 pub mod endpoints;
+mod handover;
 pub mod health;
 mod health_server;
 pub mod host_ports;

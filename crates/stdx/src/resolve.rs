@@ -7,6 +7,9 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+/// How long one name server may take for one question.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// The supported record types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -139,26 +142,41 @@ impl Settings {
         let mut trouble = io::Error::other("no name server is configured");
         for _ in 0..2 {
             for server in &self.servers {
-                match ask_one(*server, name, kind) {
+                match ask_one((*server, 53).into(), name, kind) {
                     Ok(records) => return Ok(records),
                     Err(error) => {
-                        trouble = io::Error::new(error.kind(), format!("{server}: {error}"))
+                        trouble =
+                            io::Error::new(error.kind(), format!("name server {server}: {error}"))
                     }
                 }
             }
         }
-        Err(trouble)
+        Err(io::Error::new(
+            trouble.kind(),
+            format!("lookup {name}: {trouble}"),
+        ))
     }
 }
 
-fn ask_one(server: IpAddr, name: &str, kind: Kind) -> io::Result<Vec<String>> {
-    let local: SocketAddr = match server {
+/// A receive timeout is reported by the kernel as a resource that is temporarily unavailable.
+fn timed_out(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("no answer within {} seconds", PATIENCE.as_secs()),
+        ),
+        _ => error,
+    }
+}
+
+fn ask_one(server: SocketAddr, name: &str, kind: Kind) -> io::Result<Vec<String>> {
+    let local: SocketAddr = match server.ip() {
         IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         IpAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
     let socket = UdpSocket::bind(local)?;
-    socket.connect((server, 53))?;
-    socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+    socket.connect(server)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
     let nanos = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.subsec_nanos());
@@ -166,7 +184,7 @@ fn ask_one(server: IpAddr, name: &str, kind: Kind) -> io::Result<Vec<String>> {
     socket.send(&question(id, name, kind)?)?;
     let mut buffer = [0; 4096];
     loop {
-        let length = socket.recv(&mut buffer)?;
+        let length = socket.recv(&mut buffer).map_err(timed_out)?;
         if let Some(records) = read_answer(&buffer[..length], id, kind) {
             return records;
         }
@@ -296,6 +314,29 @@ mod tests {
         );
         assert!(read_answer(&message, 8, Kind::A).is_none());
         assert!(read_answer(&message[..20], 7, Kind::A).is_none());
+    }
+
+    #[test]
+    fn a_failed_lookup_names_the_question_the_server_and_what_happened() {
+        // The kernel reports a receive timeout like this.
+        let silent = timed_out(io::Error::from_raw_os_error(11));
+        assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(silent.to_string(), "no answer within 2 seconds");
+        let refused = timed_out(io::Error::from_raw_os_error(111));
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        // A label of 64 characters cannot be asked for.
+        let settings = Settings {
+            servers: vec![IpAddr::from([0, 0, 0, 0])],
+            ..Settings::default()
+        };
+        let error = settings.ask(&"x".repeat(64), Kind::A).unwrap_err();
+        let (name, error) = ("x".repeat(64), error.to_string());
+        assert!(
+            error.starts_with(&format!("lookup {name}: name server 0.0.0.0: ")),
+            "{error}"
+        );
+        let error = Settings::default().ask("a", Kind::A).unwrap_err();
+        assert_eq!(error.to_string(), "lookup a: no name server is configured");
     }
 
     #[test]

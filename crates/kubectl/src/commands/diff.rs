@@ -81,7 +81,9 @@ impl Diff {
         let mut visited = prune::Visited::default();
         let live_directory = tempfile::Builder::new().prefix("LIVE-").tempdir()?;
         let merged_directory = tempfile::Builder::new().prefix("MERGED-").tempdir()?;
-        let mut manifests = manifest::read(&self.files).await?;
+        // Nothing is validated before the server sees it.
+        let manifests = manifest::read_each(&self.files, false).await?;
+        let mut manifests = manifests.into_iter().collect::<Result<Vec<_>>>()?;
         if let Some(selector) = &self.selector {
             let selector = json::selector(selector)?;
             manifests.retain(|manifest| json::selects(&selector, &manifest.object));

@@ -122,3 +122,67 @@ fn an_address_of_another_node_is_never_announced() {
         assert!(!found.contains("192.0.2.55"), "{found}");
     });
 }
+
+#[test]
+fn connections_of_the_node_that_announced_before_are_passed_on_to_it_while_it_is_ready() {
+    lab::node(|outside| async move {
+        let mut node = Node::start(outside, None).await;
+        node.run_pods(1).await;
+        node.endpoints(here(&["10.42.0.1"]));
+        let former = |ready: &str| {
+            let node = json!({"metadata": {"name": "there", "uid": "there"}, "status": {
+                "conditions": [{"type": "Ready", "status": ready}],
+                "addresses": [{"type": "InternalIP", "address": "192.0.2.3"}]}});
+            serde_json::from_value(node).unwrap()
+        };
+        node.sources.nodes.upsert(former("True"));
+        let condition = json!({"type": "mainstay.local/AddressFromPool", "status": "True",
+            "reason": "Allocated", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let mut service = service(
+            "web",
+            json!({"type": "LoadBalancer", "status": {"conditions": [condition],
+                   "loadBalancer": {"ingress": [{"ip": "192.0.2.77", "ipMode": "VIP"}]}}}),
+        );
+        let annotations = [("announced-by", "here"), ("announced-before", "there")];
+        let annotations =
+            annotations.map(|(key, node)| (format!("mainstay.local/{key}"), node.to_owned()));
+        service.metadata.annotations = Some(annotations.into());
+        node.sources.services.upsert(service);
+        node.table_has("192.0.2.77 : 192.0.2.3", true).await;
+        // The other machine of this network is the client, and also the former node: it counts what comes back.
+        node.outside
+            .command("ip address add 192.0.2.3/24 dev wire1")
+            .await;
+        let count = "nft add table ip seen; nft add chain ip seen in '{ type filter hook prerouting priority raw; }'; \
+                     nft add rule ip seen in ip daddr 192.0.2.77 tcp flags ack counter";
+        node.outside.command(count).await;
+        let seen = || async {
+            let shown = node.outside.command("nft list table ip seen").await;
+            shown.contains("packets 1 ")
+        };
+        let stray = || {
+            node.outside
+                .send_stray_segment(at("192.0.2.2:40000"), at("192.0.2.77:80"))
+        };
+        let deadline = Instant::now() + PATIENCE;
+        stray().await;
+        while !seen().await {
+            assert!(Instant::now() < deadline, "the segment did not come back");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        // New connections are this node's.
+        assert_eq!(
+            node.outside.ask(at("192.0.2.77:80")).await.unwrap(),
+            "pod-0 192.0.2.1"
+        );
+        assert!(seen().await, "a new connection was passed on");
+        node.sources.nodes.upsert(former("Unknown"));
+        node.table_has("192.0.2.77 : 192.0.2.3", false).await;
+        stray().await;
+        assert!(node.outside.ask(at("192.0.2.77:80")).await.is_some());
+        assert!(
+            seen().await,
+            "a segment was passed on to a node that is not ready"
+        );
+    });
+}

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     args::DryRunMode,
     commands::wait,
-    error::{self, ServerError},
+    error::{self, ErrorList, ServerError},
     resources::{self, Target},
     session::Session,
 };
@@ -45,21 +45,17 @@ enum Next {
 }
 
 impl Removal<'_> {
-    /// All errors as one, as Go joins them.
+    /// All evictions are tried; the error has those of all that failed.
     pub(super) async fn run(&self, pods: &[Value]) -> Result<()> {
         if self.drain.disable_eviction {
             return self.delete(pods).await;
         }
         let evictions = pods.iter().map(|pod| self.evict(pod));
         let ended = futures::future::join_all(evictions).await;
-        let failed: Vec<String> = ended
-            .into_iter()
-            .filter_map(|ended| Some(format!("{:#}", ended.err()?)))
-            .collect();
-        match failed.as_slice() {
-            [] => Ok(()),
-            [one] => Err(anyhow!("{one}")),
-            many => Err(anyhow!("[{}]", many.join(", "))),
+        let failed: Vec<Error> = ended.into_iter().filter_map(Result::err).collect();
+        match failed.is_empty() {
+            true => Ok(()),
+            false => Err(ErrorList(failed).into()),
         }
     }
 

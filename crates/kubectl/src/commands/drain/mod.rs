@@ -3,7 +3,7 @@
 mod evict;
 mod pods;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -214,13 +214,13 @@ impl Drain {
         }
         eprintln!("There are pending nodes to be drained:");
         pending.iter().for_each(|node| eprintln!(" {node}"));
-        Err(ErrorList(failed).into())
+        error::aggregate(failed)
     }
 
     async fn drain(&self, removal: &Removal<'_>, node: &str) -> Result<()> {
         let sorted = self.sorted(removal.session, node).await?;
         if let Some(refusal) = sorted.refusal() {
-            return Err(anyhow!("{refusal}"));
+            return Err(refusal.into());
         }
         if let Some(warning) = sorted.warning() {
             eprintln!("Warning: {warning}");
@@ -246,7 +246,8 @@ impl Drain {
         }
         if let Some(refusal) = left.refusal() {
             eprint!(
-                "Following errors occurred while getting the list of pods to delete:\n{refusal}"
+                "Following errors occurred while getting the list of pods to delete:\n{}",
+                refusal.in_one_line()
             );
         }
         Err(error)
@@ -259,9 +260,8 @@ impl Drain {
         query.extend(selector.map(|selector| ("labelSelector", selector.clone())));
         let path = with_query("/api/v1/pods", &query);
         let chunk = self.chunk_size;
-        // Its error is printed without its reason.
         let listed = session.api.list(&path, "application/json", chunk).await;
-        let listed = listed.map_err(|error| anyhow!("{}", error::message(&error)))?;
+        let listed = listed.map_err(|error| ErrorList(vec![error]))?;
         let now = jiff::Timestamp::now().as_second();
         let mut sorted = Sorted::default();
         for pod in list(&listed["items"]) {

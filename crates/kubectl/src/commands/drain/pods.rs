@@ -1,11 +1,11 @@
 //! Which pods of a node are evicted: a verdict for each, and what it prints.
 
-use anyhow::Result;
+use anyhow::{Error, Result, anyhow};
 use serde_json::Value;
 
 use super::Drain;
 use crate::{
-    error,
+    error::{self, ErrorList},
     json::{list, str_of},
     session::Session,
 };
@@ -70,18 +70,11 @@ impl Sorted {
         (!lines.is_empty()).then(|| lines.join("; "))
     }
 
-    /// Why nothing may be evicted.
-    pub(super) fn refusal(&self) -> Option<String> {
-        let lines = grouped(&self.refused);
-        let lines: Vec<String> = lines
-            .iter()
-            .map(|line| format!("cannot delete {line}"))
-            .collect();
-        match lines.as_slice() {
-            [] => None,
-            [one] => Some(one.clone()),
-            many => Some(format!("[{}]", many.join(", "))),
-        }
+    /// Why nothing may be evicted: one error for each reason.
+    pub(super) fn refusal(&self) -> Option<ErrorList> {
+        let lines = grouped(&self.refused).into_iter();
+        let errors: Vec<Error> = lines.map(|line| anyhow!("cannot delete {line}")).collect();
+        (!errors.is_empty()).then_some(ErrorList(errors))
     }
 }
 
@@ -297,7 +290,14 @@ mod tests {
             sorted.add(&pod, verdict);
         }
         let refusal = sorted.refusal().unwrap();
-        assert_eq!(refusal, "[cannot delete x: n/b, cannot delete y: n/a, n/c]");
+        assert_eq!(
+            refusal.to_string(),
+            "cannot delete x: n/b\ncannot delete y: n/a, n/c"
+        );
+        assert_eq!(
+            refusal.in_one_line(),
+            "[cannot delete x: n/b, cannot delete y: n/a, n/c]"
+        );
         assert_eq!(sorted.warning().unwrap(), "s: n/d; t: n/e");
         assert_eq!(sorted.evicted.len(), 1);
         assert!(Sorted::default().refusal().is_none());
