@@ -56,7 +56,7 @@ use store::Op;
 
 use auth::authz::{self, Rbac};
 use registry::{Draft, NameSuffixes, RandomNameSuffixes, Reader, Resource, Stored, Versions};
-use request::{User, user};
+use request::{AuditTrail, User, user};
 
 pub use options::{Error, Options, chain};
 pub use reinvocation::Reinvocation;
@@ -155,14 +155,6 @@ impl Attributes<'_> {
         };
         Status::forbidden(self.group, self.resource, name, why)
     }
-}
-
-/// The audit event of a request, to which plugins add annotations.
-pub trait AuditTrail: Send + Sync {
-    /// Adds an annotation; the first value of a key stays.
-    fn annotate(&self, key: &str, value: &str);
-    /// Whether the event holds the body of the request.
-    fn wants_request(&self) -> bool;
 }
 
 /// Effects of plugins other than changes of the object.

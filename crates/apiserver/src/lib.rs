@@ -10,7 +10,6 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod api_services;
-pub mod audit;
 mod bootstrap;
 mod config;
 mod connection;
@@ -47,7 +46,7 @@ mod unenforced;
 mod usage;
 mod write;
 
-pub use ::admission;
+pub use ::{admission, audit};
 pub use auth::authn::{self, IssuedToken, TokenIssuer, TokenRequest};
 pub use auth::authz;
 pub use config::{AccessOptions, Config, Error, Limits};

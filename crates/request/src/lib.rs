@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod audit_trail;
 mod body;
 mod client;
 pub mod heavy;
@@ -14,6 +15,7 @@ pub mod user;
 pub mod yaml;
 pub mod zpages;
 
+pub use audit_trail::AuditTrail;
 pub use body::{Body, BodyError, Pace};
 pub use client::Client;
 pub use query::Query;

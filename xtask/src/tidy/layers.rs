@@ -38,6 +38,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("webhook", 3),
     ("request", 4),
     ("apiextensions", 4),
+    ("audit", 5),
     ("registry", 5),
     ("registry-testing", 6),
     ("aggregator", 7),

@@ -1,10 +1,10 @@
 //! Authorization: whether the user may perform the request.
 
-use admission::AuditTrail;
 use std::time::Instant;
 
 use auth::authz::{self, Attributes, Decision, forbidden};
 use machinery::Status;
+use request::AuditTrail;
 
 use super::{
     Core,

@@ -12,6 +12,7 @@ use http::{Response, request::Parts};
 use http_body_util::BodyExt;
 use machinery::Status;
 use parking_lot::Mutex;
+use request::AuditTrail;
 
 use super::{
     Core, RequestBody,
@@ -19,7 +20,7 @@ use super::{
 };
 use crate::{
     Body, RequestInfo, Resource, User,
-    admission::{AuditTrail, Effects, Peer},
+    admission::{Effects, Peer},
     audit::Ticket,
     authn, handlers,
     query::Query,

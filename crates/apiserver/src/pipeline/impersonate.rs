@@ -19,7 +19,7 @@ pub(super) async fn apply(
     let assumed = impersonation::apply(authorizers, &attributes, &arrival.parts.headers).await?;
     if let Some(assumed) = assumed {
         if let Some(ticket) = &exchange.ticket {
-            ticket.impersonates(&assumed);
+            ticket.impersonates(&assumed.user, assumed.constraint.clone());
         }
         *user = Arc::new(assumed.user);
         // The address is the caller's, not the impersonated user's.

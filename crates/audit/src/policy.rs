@@ -3,9 +3,8 @@
 
 use std::path::Path;
 
+use request::{RequestInfo, ResourceRequest, User};
 use serde::Deserialize;
-
-use crate::{RequestInfo, ResourceRequest, User};
 
 /// How much of a request is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize, serde::Serialize)]
@@ -177,7 +176,7 @@ impl Rule {
             return false;
         }
         if !self.namespaces.is_empty() || !self.resources.is_empty() {
-            return info.resource.as_ref().is_some_and(|r| self.about(r));
+            return info.resource.as_ref().is_some_and(|r| self.covers(r));
         }
         self.non_resource_urls.is_empty()
             || info.resource.is_none()
@@ -187,7 +186,7 @@ impl Rule {
                 })
     }
 
-    fn about(&self, request: &ResourceRequest) -> bool {
+    fn covers(&self, request: &ResourceRequest) -> bool {
         if !self.namespaces.is_empty() && !has(&self.namespaces, &request.namespace) {
             return false;
         }
@@ -224,8 +223,9 @@ impl GroupResources {
 mod tests {
     use http::Method;
 
+    use request::Query;
+
     use super::*;
-    use crate::query::Query;
 
     const POLICY: &str = r#"
 apiVersion: audit.k8s.io/v1

@@ -1,6 +1,11 @@
 //! The audit log: each request that the policy selects becomes lines of JSON in a log file.
 //! Requests only queue their events; a thread writes them. When it cannot keep up, events are
 //! dropped and counted instead of delaying requests.
+//!
+//! [`Audit::begin`] makes the [`Ticket`] of a request, which collects what the stages of the request learn.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod event;
 mod file;
@@ -11,22 +16,19 @@ use std::{path::PathBuf, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
-use machinery::{Object, Status};
+use machinery::{Object, Status, Value};
 use parking_lot::Mutex;
 use stdx::Clock;
 
-use admission::AuditTrail;
-use auth::impersonation::Assumed;
-
-use crate::{RequestInfo, User, meta};
 use event::{AuthenticationMetadata, Event, Payload};
 use log::Log;
 use policy::{Policy, Verdict};
+use request::{AuditTrail, RequestInfo, User};
 
 pub use policy::{Level, Stage};
 
 /// The header that ties requests, responses and audit events together.
-pub(crate) const ID: &str = "audit-id";
+pub const ID: &str = "audit-id";
 /// Longer ids of clients are truncated.
 const ID_LENGTH: usize = 64;
 
@@ -46,26 +48,26 @@ pub struct Config {
 }
 
 /// The audit log of one server.
-pub(crate) struct Audit {
+pub struct Audit {
     policy: Policy,
     log: Arc<Log>,
     clock: Arc<dyn Clock>,
 }
 
 /// The parts of a request that are known when it arrives.
-pub(crate) struct Arrival<'a> {
-    pub(crate) id: &'a str,
-    pub(crate) headers: &'a HeaderMap,
-    pub(crate) uri: &'a http::Uri,
-    pub(crate) info: &'a RequestInfo,
-    pub(crate) remote: Option<std::net::SocketAddr>,
-    pub(crate) at: jiff::Timestamp,
-    pub(crate) long: bool,
+pub struct Arrival<'a> {
+    pub id: &'a str,
+    pub headers: &'a HeaderMap,
+    pub uri: &'a http::Uri,
+    pub info: &'a RequestInfo,
+    pub remote: Option<std::net::SocketAddr>,
+    pub at: jiff::Timestamp,
+    pub long: bool,
 }
 
 impl Audit {
     /// Reads the policy and opens the log.
-    pub(crate) fn open(config: &Config, clock: Arc<dyn Clock>) -> Result<Self, String> {
+    pub fn open(config: &Config, clock: Arc<dyn Clock>) -> Result<Self, String> {
         let policy = Policy::load(&config.policy)?;
         let because = |error| format!("{}: {error}", config.log.display());
         let log = Arc::new(Log::open(config, clock.clone()).map_err(because)?);
@@ -73,19 +75,19 @@ impl Audit {
     }
 
     /// Events written and events dropped so far.
-    pub(crate) fn figures(&self) -> (u64, u64) {
+    pub fn figures(&self) -> (u64, u64) {
         self.log.figures()
     }
 
     /// Starts the audit of an authenticated request; `None` when the policy omits it.
-    pub(crate) fn begin(&self, user: &User, arrival: &Arrival<'_>) -> Option<Arc<Ticket>> {
+    pub fn begin(&self, user: &User, arrival: &Arrival<'_>) -> Option<Arc<Ticket>> {
         let ticket = self.ticket(Some(user), arrival)?;
         ticket.write(Stage::RequestReceived);
         Some(Arc::new(ticket))
     }
 
     /// Logs a request that failed authentication.
-    pub(crate) fn unauthenticated(&self, arrival: &Arrival<'_>, status: &Status) {
+    pub fn unauthenticated(&self, arrival: &Arrival<'_>, status: &Status) {
         let Some(ticket) = self.ticket(None, arrival) else {
             return;
         };
@@ -111,7 +113,7 @@ impl Audit {
             return None;
         }
         let event = Event::new(verdict.level, user, arrival);
-        let state = State {
+        let state = Progress {
             event,
             done: false,
             started: false,
@@ -127,7 +129,7 @@ impl Audit {
 }
 
 /// The id of a request: the client's, or a new one.
-pub(crate) fn id(headers: &HeaderMap) -> HeaderValue {
+pub fn id(headers: &HeaderMap) -> HeaderValue {
     let given = headers.get(ID).and_then(|id| id.to_str().ok());
     let made: String;
     let mut buffer = [0; uuid::fmt::Hyphenated::LENGTH];
@@ -144,16 +146,17 @@ pub(crate) fn id(headers: &HeaderMap) -> HeaderValue {
 }
 
 /// One audited request. Dropping the last reference writes its final event.
-pub(crate) struct Ticket {
+pub struct Ticket {
     verdict: Verdict,
     log: Arc<Log>,
     clock: Arc<dyn Clock>,
     long: bool,
     /// Guards the event built so far.
-    state: Mutex<State>,
+    state: Mutex<Progress>,
 }
 
-struct State {
+/// The event of a request, and how far the request is.
+struct Progress {
     event: Event,
     /// Whether the last event has been written.
     done: bool,
@@ -176,34 +179,36 @@ impl AuditTrail for Ticket {
 
 impl Ticket {
     /// Whether the response's body is logged.
-    pub(crate) fn wants_response(&self) -> bool {
+    pub fn wants_response(&self) -> bool {
         self.verdict.level == Level::RequestResponse
     }
 
-    /// Records the impersonated user.
-    pub(crate) fn impersonates(&self, assumed: &Assumed) {
+    /// Records the impersonated user, and the constraint that allowed it, if one did.
+    pub fn impersonates(&self, user: &User, constraint: Option<String>) {
         let event = &mut self.state.lock().event;
-        event.impersonated_user = Some((&assumed.user).into());
-        event.authentication_metadata = assumed.constraint.clone().map(AuthenticationMetadata::new);
+        event.impersonated_user = Some(user.into());
+        event.authentication_metadata = constraint.map(AuthenticationMetadata::new);
     }
 
     /// Records the body as received.
-    pub(crate) fn request(&self, body: &Bytes) {
+    pub fn request(&self, body: &Bytes) {
         if self.wants_request() && !body.is_empty() {
             self.state.lock().event.request = Some(Payload::Bytes(body.clone()));
         }
     }
 
     /// Records the decoded object.
-    pub(crate) fn request_object(&self, object: &Object) {
+    pub fn request_object(&self, object: &Object) {
         let mut state = self.state.lock();
         if self.wants_request() {
             state.event.request = Some(Payload::Object(Arc::new(object.clone())));
         }
         if let Some(reference) = &mut state.event.object_ref {
-            let fill = |slot: &mut String, key| {
+            let metadata = object.get("metadata").and_then(Value::as_object);
+            let text = |key: &str| metadata.and_then(|metadata| metadata.get(key)?.as_str());
+            let fill = |slot: &mut String, key: &str| {
                 if slot.is_empty() {
-                    meta::text(object, key).clone_into(slot);
+                    text(key).unwrap_or_default().clone_into(slot);
                 }
             };
             fill(&mut reference.name, "name");
@@ -214,7 +219,7 @@ impl Ticket {
     }
 
     /// Records the response as JSON; only the first call counts.
-    pub(crate) fn response(&self, body: impl FnOnce() -> Bytes) {
+    pub fn response(&self, body: impl FnOnce() -> Bytes) {
         if self.wants_response() && self.state.lock().event.response.is_none() {
             let body = Payload::Bytes(body());
             self.state.lock().event.response = Some(body);
@@ -222,7 +227,7 @@ impl Ticket {
     }
 
     /// Records the response's code; a request that is not long-running is complete with it.
-    pub(crate) fn answered(&self, code: u16, refusal: Option<&Status>) {
+    pub fn answered(&self, code: u16, refusal: Option<&Status>) {
         {
             let mut state = self.state.lock();
             let mut status = machinery::json::json!({"metadata": {}, "code": code});
@@ -252,7 +257,7 @@ impl Ticket {
     }
 
     /// Records that the handler panicked.
-    pub(crate) fn panicked(&self, message: &str) {
+    pub fn panicked(&self, message: &str) {
         {
             let mut state = self.state.lock();
             state.done = true;

@@ -6,10 +6,10 @@ use std::{collections::BTreeMap, sync::Arc};
 use bytes::Bytes;
 use jiff::Timestamp;
 use machinery::{Object, Value};
+use request::User;
 use serde::{Serialize, Serializer};
 
 use super::{Arrival, Level, Stage};
-use crate::User;
 
 /// The body of a request or of a response.
 #[derive(Debug, Clone)]
