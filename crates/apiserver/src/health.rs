@@ -99,7 +99,7 @@ async fn checks(core: &Core, endpoint: &str) -> Vec<Check> {
         add(name, unfinished(*part));
     }
     if endpoint == "readyz" {
-        let stopping = core.tasks.stopping.is_cancelled();
+        let stopping = core.http.stopping.is_cancelled();
         let stopping = stopping.then(|| "process is shutting down".to_owned());
         add("etcd-readiness", store);
         let informers = [Part::Plugins, Part::FlowControl, Part::Definitions];

@@ -19,10 +19,7 @@ use prometheus_client::{
 };
 
 pub(crate) use self::access::{Access, AuthenticationResult, Decided};
-use crate::{
-    admission::{Timing, WebhookMetrics, policy},
-    sending::Budget,
-};
+use crate::admission::{Timing, WebhookMetrics, policy};
 use apiextensions::ConversionMetrics;
 use registry::Labels;
 pub(crate) use registry::store_metrics::{Operation, Storage};
@@ -284,7 +281,6 @@ pub(crate) struct Metrics {
     pub(crate) storage: Storage,
     indicators_of_requests: Family<RequestLabels, Histogram, fn() -> Histogram>,
     terminated: Family<Terminated, Counter>,
-    handshake_errors: Counter,
     unavailable: Family<Named, Gauge>,
     clients: Family<ClientRequest, Counter>,
     client_seconds: Family<ClientTime, Histogram, fn() -> Histogram>,
@@ -320,8 +316,9 @@ impl Drop for Counted {
 }
 
 impl Metrics {
-    /// `sending` counts the response bytes that clients have not read yet.
-    pub(crate) fn new(sending: &Budget) -> Self {
+    /// `handshake_errors` counts TLS handshakes that failed, `stalled` connections closed because the
+    /// client did not read.
+    pub(crate) fn new(handshake_errors: &Counter, stalled: &Counter) -> Self {
         let durations =
             Family::new_with_constructor((|| Histogram::new(DURATIONS)) as fn() -> Histogram);
         let sizes = Family::new_with_constructor((|| Histogram::new(SIZES)) as fn() -> Histogram);
@@ -344,7 +341,6 @@ impl Metrics {
             storage: Storage::registered(&mut registry),
             indicators_of_requests: Family::new_with_constructor(|| Histogram::new(INDICATORS)),
             terminated: Family::default(),
-            handshake_errors: Counter::default(),
             unavailable: Family::default(),
             clients: Family::default(),
             client_seconds: Family::new_with_constructor(|| Histogram::new(CLIENT_SECONDS)),
@@ -412,7 +408,7 @@ impl Metrics {
         registry.register("apiserver_audit_event", about, events);
         let about = "Audit events that were lost";
         registry.register("apiserver_audit_error", about, errors);
-        metrics.register_more(sending);
+        metrics.register_more(handshake_errors, stalled);
         let about = "Last result of a health check: 1 is healthy";
         let indicators = &mut metrics.indicators;
         indicators.register("kubernetes_healthcheck", about, metrics.checks.clone());
@@ -422,7 +418,7 @@ impl Metrics {
         metrics
     }
 
-    fn register_more(&mut self, sending: &Budget) {
+    fn register_more(&mut self, handshake_errors: &Counter, stalled: &Counter) {
         let registry = &mut self.registry;
         let about = "Response latency in seconds, without the wait in flow control queues";
         let indicators = self.indicators_of_requests.clone();
@@ -434,7 +430,7 @@ impl Metrics {
             self.terminated.clone(),
         );
         let about = "TLS handshakes that failed";
-        let errors = self.handshake_errors.clone();
+        let errors = handshake_errors.clone();
         registry.register("apiserver_tls_handshake_errors", about, errors);
         let about = "APIServices that are not available: 1";
         let unavailable = self.unavailable.clone();
@@ -457,7 +453,7 @@ impl Metrics {
             self.unsent.clone(),
         );
         let about = "Connections closed because the client did not read";
-        let cut = sending.cut().clone();
+        let cut = stalled.clone();
         registry.register("mainstay_apiserver_stalled_clients", about, cut);
         let build = Family::<Build, Gauge>::default();
         let own = stdx::Version::own();
@@ -483,10 +479,6 @@ impl Metrics {
         self.terminated
             .get_or_create(&Terminated { about, code })
             .inc();
-    }
-
-    pub(crate) fn handshake_failed(&self) {
-        self.handshake_errors.inc();
     }
 
     /// Counts a request by a component of this process.
@@ -728,7 +720,7 @@ mod tests {
 
     #[test]
     fn counters_have_their_suffix_in_every_line() {
-        let metrics = Metrics::new(&Budget::new(1, Duration::from_secs(1)));
+        let metrics = Metrics::new(&Counter::default(), &Counter::default());
         metrics.checked("livez", "ping", true);
         metrics.stored("apps", "deployments", 2);
         let text = metrics.indicators();

@@ -29,6 +29,7 @@ mod panic_guard;
 use std::sync::Arc;
 
 use http::{Method, Response};
+use request::RequestBody;
 
 use self::{
     arrival::{Arrival, Exchange},
@@ -40,7 +41,6 @@ use crate::{
 };
 
 pub(crate) use self::{
-    arrival::RequestBody,
     caller::{Caller, Connection, LocalCaller},
     core::Core,
     dispatch::Request,

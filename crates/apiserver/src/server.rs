@@ -5,12 +5,11 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use futures::future::BoxFuture;
 use lifecycle::{Context, Outcome, Run, Service};
 use tokio::net::TcpListener;
-use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info};
 
 use crate::{
-    Config, Error, LocalService, Registry, Store, User, api_services, bootstrap, connection,
-    definitions, identity, pipeline::Core, servers::Servers, started::Part, token_uses, usage,
+    Config, Error, LocalService, Registry, Store, User, api_services, bootstrap, definitions,
+    identity, pipeline::Core, servers::Servers, started::Part, token_uses, usage,
 };
 
 /// Diagnoses pods that are not scheduled.
@@ -163,7 +162,6 @@ impl ApiServer {
 
     /// Serves connections until shutdown.
     async fn accept(&self, context: &Context, listener: TcpListener) {
-        let acceptor = TlsAcceptor::from(self.core.config.tls.clone());
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -171,8 +169,8 @@ impl ApiServer {
             };
             match accepted {
                 Ok((stream, remote)) => {
-                    let (core, acceptor) = (self.core.clone(), acceptor.clone());
-                    let served = connection::serve(core, acceptor, stream, remote);
+                    let (http, core) = (self.core.http.clone(), self.core.clone());
+                    let served = http.serve(core, stream, remote);
                     context.spawn_draining("connection", served);
                 }
                 Err(error) => {
@@ -185,11 +183,11 @@ impl ApiServer {
 
     /// Waits until the writes that have begun are complete and all streams have ended.
     async fn drain(&self) {
-        self.core.tasks.stopping.cancel();
+        self.core.http.stopping.cancel();
         self.core.tasks.writes.close();
         self.core.tasks.writes.wait().await;
-        self.core.tasks.streams.close();
-        self.core.tasks.streams.wait().await;
+        self.core.http.streams.close();
+        self.core.http.streams.wait().await;
     }
 
     fn start_plugins(&self, context: &Context) {

@@ -8,10 +8,14 @@ use std::{
 use bytes::Bytes;
 use futures::{Stream, StreamExt, stream::BoxStream};
 use http_body::{Frame, SizeHint};
+use http_body_util::combinators::UnsyncBoxBody;
 use prometheus_client::metrics::histogram::Histogram;
 
 /// The error of a streamed body.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The body of a request.
+pub type RequestBody = UnsyncBoxBody<Bytes, BodyError>;
 
 /// A response body.
 pub struct Body {

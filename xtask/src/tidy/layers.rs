@@ -39,6 +39,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("request", 4),
     ("apiextensions", 4),
     ("audit", 5),
+    ("http-server", 5),
     ("registry", 5),
     ("registry-testing", 6),
     ("aggregator", 7),

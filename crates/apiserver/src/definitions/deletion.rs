@@ -55,7 +55,7 @@ pub(super) async fn begin(core: &Arc<Core>, definition: &Value) -> Result<(), St
 pub(super) fn spawn_empty(core: &Arc<Core>, definition: Value) {
     let core = core.clone();
     core.clone().tasks.streams.spawn(async move {
-        let stopping = core.tasks.stopping.clone();
+        let stopping = core.http.stopping.clone();
         tokio::select! {
             () = empty(&core, &definition) => {}
             () = stopping.cancelled() => {}

@@ -10,7 +10,7 @@ use crate::{
     admission::RequestOptions,
     convert::{self, Decoded, FieldValidation},
     media,
-    pipeline::{Request, RequestBody},
+    pipeline::Request,
 };
 
 /// Maximum bytes of a field manager's name.

@@ -143,7 +143,7 @@ async fn metrics(request: &Request) -> Answer {
         metrics.stored(&resource.group, &resource.plural, count);
     }
     let metrics = &request.core.metrics;
-    metrics.unsent(request.core.sending.used());
+    metrics.unsent(request.core.http.budget.used());
     let reader = &request.core.reader;
     let services = reader.list_readable(SERVICES.0, SERVICES.1).await?;
     let services = services.objects();

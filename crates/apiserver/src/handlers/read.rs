@@ -211,7 +211,9 @@ pub(crate) async fn list(request: Request, resource: Arc<Resource>) -> Answer {
     let held = page.objects.len() * size_of::<Arc<Stored>>();
     let mut response = pieces::respond(output, page);
     if response.body().is_stream() {
-        response.body_mut().hold(request.core.sending.charge(held));
+        response
+            .body_mut()
+            .hold(request.core.http.budget.charge(held));
     }
     Ok(response)
 }

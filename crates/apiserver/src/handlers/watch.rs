@@ -29,9 +29,7 @@ use tokio::time::{Instant, Sleep};
 use self::sink::{Change, Encoder, Objects, Sink, Text};
 use super::read;
 use crate::{
-    Body, Resource, Stored,
-    connection::Stopped,
-    failure,
+    Body, Resource, Stored, failure,
     media::Encoding,
     output::Output,
     pipeline::Request,
@@ -41,6 +39,7 @@ use crate::{
     selection::Selection,
 };
 use flowcontrol::Seat;
+use http_server::Stopped;
 
 /// The bookmark interval of a quiet watch.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
@@ -398,7 +397,7 @@ impl<S: Sink> Watcher<S> {
             bookmarks: options.bookmarks,
             next_bookmark: Box::pin(tokio::time::sleep(BOOKMARK_EVERY)),
             ends: Box::pin(tokio::time::sleep(options.lasts)),
-            stopped: Stopped::new(request.core.tasks.stopping.clone()),
+            stopped: Stopped::new(request.core.http.stopping.clone()),
             rests: false,
             over: false,
             encoder: Encoder::new(output, metrics),

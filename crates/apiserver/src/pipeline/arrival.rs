@@ -7,12 +7,10 @@ use std::{
 };
 
 use aggregator::Backend;
-use bytes::Bytes;
 use flowcontrol::Flow;
 use http::{HeaderValue, Method, Response, header, request::Parts};
-use http_body_util::combinators::UnsyncBoxBody;
 use machinery::Status;
-use request::{BodyError, Pace};
+use request::Pace;
 
 use super::{
     Caller, Connection, Core,
@@ -29,8 +27,6 @@ use crate::{
     respond,
     write::Fence,
 };
-
-pub(crate) type RequestBody = UnsyncBoxBody<Bytes, BodyError>;
 
 /// One request as received, without its body.
 pub(super) struct Arrival {

@@ -6,12 +6,16 @@ use std::{
 };
 
 use auth::authn::Credentials;
-use http::{HeaderMap, header};
+use http::{HeaderMap, Response, header};
+use http_server::{Handler, Sender};
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
+use request::RequestBody;
 use rustls::pki_types::CertificateDer;
 
-use crate::{User, admission::Peer, metrics::Recent, receiving::Sender, write::Fence};
+use crate::{Body, User, admission::Peer, metrics::Recent, write::Fence};
+
+use super::Core;
 
 /// How long a verified certificate is trusted on its connection. A certificate may expire while a connection lasts, but
 /// verifying it costs more than many a request.
@@ -69,17 +73,34 @@ pub(crate) struct Connection {
     pub(super) counted: Recent,
 }
 
-impl Connection {
-    pub(crate) fn new(remote: SocketAddr, certificates: Vec<CertificateDer<'static>>) -> Self {
-        Self {
+impl Handler for Core {
+    type Connection = Connection;
+
+    fn connected(
+        &self,
+        remote: SocketAddr,
+        certificates: Vec<CertificateDer<'static>>,
+        sender: Arc<Sender>,
+    ) -> Connection {
+        Connection {
             remote,
             certificates,
             verified: Mutex::default(),
-            sender: Arc::default(),
+            sender,
             counted: Recent::default(),
         }
     }
 
+    async fn respond(
+        self: Arc<Self>,
+        request: http::Request<Option<RequestBody>>,
+        connection: Arc<Connection>,
+    ) -> Response<Body> {
+        self.handle(request, Caller::Connection(connection)).await
+    }
+}
+
+impl Connection {
     /// The credentials of a request on this connection.
     pub(super) fn credentials<'a>(&'a self, headers: &'a HeaderMap) -> Credentials<'a> {
         Credentials {

@@ -8,10 +8,11 @@ use futures::StreamExt;
 use http::{HeaderMap, HeaderValue, Response, header};
 use http_body_util::BodyStream;
 
+use http_server::Budget;
 use request::BodyError;
 
 use super::{Caller, arrival::Exchange};
-use crate::{Body, sending::Budget};
+use crate::Body;
 
 /// Smaller responses are not compressed.
 const SMALLEST: u64 = 128 * 1024;
@@ -41,7 +42,7 @@ pub(super) fn wanted(headers: &HeaderMap, caller: &Caller) -> bool {
 pub(super) fn stage(exchange: &mut Exchange, response: &mut Response<Body>) {
     if exchange.compresses {
         let plain = std::mem::replace(response, Response::new(Body::empty()));
-        *response = apply(plain, &exchange.core.sending);
+        *response = apply(plain, &exchange.core.http.budget);
     }
 }
 

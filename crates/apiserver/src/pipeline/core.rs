@@ -11,10 +11,11 @@ use auth::{
     authz::{self, Authorizer, Rbac},
 };
 use flowcontrol::Fairness;
+use http_server::HttpServer;
 use request::heavy::Slots;
 use service_allocator::Allocator;
 use tokio::sync::watch;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::task::TaskTracker;
 
 use crate::{
     Config, Error, Reader, Registry, Store,
@@ -22,8 +23,6 @@ use crate::{
     audit::Audit,
     discovery,
     metrics::Metrics,
-    receiving::ReadAhead,
-    sending::Budget,
     server::Diagnose,
     started::Started,
     write::KeyQueues,
@@ -59,10 +58,8 @@ pub(crate) struct Core {
     pub(crate) advertised: watch::Sender<SocketAddr>,
     /// Which parts of the startup are done.
     pub(crate) started: Started,
-    /// Bounds the response bytes that clients have not read yet.
-    pub(crate) sending: Arc<Budget>,
-    /// Bounds the bytes buffered from unauthenticated clients.
-    pub(crate) read_ahead: ReadAhead,
+    /// Connections of clients, and what they may cost.
+    pub(crate) http: Arc<HttpServer>,
     /// Bounds the processor share of heavy requests.
     pub(crate) slots: Slots,
 }
@@ -86,10 +83,6 @@ pub(crate) struct Tasks {
     pub(crate) writes: TaskTracker,
     /// The order of conflicting writes.
     pub(crate) key_queues: KeyQueues,
-    /// Upgraded connections; they end when the server stops.
-    pub(crate) streams: TaskTracker,
-    /// Cancelled when the server stops: long-running requests end.
-    pub(crate) stopping: CancellationToken,
 }
 
 impl Core {
@@ -112,8 +105,9 @@ impl Core {
             .transpose()
             .map_err(|why| Error::Invalid(format!("audit: {why}")))?;
         let limits = &config.limits;
-        let sending = Budget::new(limits.unsent, limits.stall);
-        let metrics = Metrics::new(&sending);
+        let (idle, unsent, stall) = (limits.idle, limits.unsent, limits.stall);
+        let http = HttpServer::new(config.tls.clone(), idle, unsent, stall);
+        let metrics = Metrics::new(&http.handshake_errors, http.budget.cut());
         let fairness = Fairness::new(limits.in_flight, limits.deadline, &metrics.fairness);
         let service_allocator = Allocator {
             store: store.clone(),
@@ -148,8 +142,7 @@ impl Core {
             service_allocator: Arc::new(service_allocator),
             metrics,
             usage: Arc::new(metrics_api::Samples::new(config.clock.clone())),
-            sending,
-            read_ahead: ReadAhead::default(),
+            http,
             slots: Slots::default(),
             started: Started::default(),
             openapi: Arc::default(),

@@ -12,10 +12,10 @@ use http::{Response, request::Parts};
 use http_body_util::BodyExt;
 use machinery::Status;
 use parking_lot::Mutex;
-use request::AuditTrail;
+use request::{AuditTrail, RequestBody};
 
 use super::{
-    Core, RequestBody,
+    Core,
     arrival::{Arrival, Exchange},
 };
 use crate::{

@@ -21,12 +21,8 @@ use tokio::{
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{Location, Trust};
-use crate::{
-    Body,
-    pipeline::{Core, RequestBody},
-    respond::Answer,
-};
-use request::BodyError;
+use crate::{Body, pipeline::Core, respond::Answer};
+use request::{BodyError, RequestBody};
 
 const DIAL: Duration = Duration::from_secs(10);
 

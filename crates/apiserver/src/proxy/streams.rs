@@ -156,8 +156,8 @@ pub(crate) fn run(
     audit: Option<Arc<Ticket>>,
     stream: impl Future<Output = Result<(), streaming::Error>> + Send + 'static,
 ) {
-    let stopping = core.tasks.stopping.clone();
-    core.tasks.streams.spawn(async move {
+    let stopping = core.http.stopping.clone();
+    core.http.streams.spawn(async move {
         // The request's audit event ends with its stream.
         let _audit = audit;
         tokio::select! {

@@ -48,7 +48,7 @@ impl Default for ReadAhead {
 
 /// The receive state of a connection.
 #[derive(Default)]
-pub(crate) struct Sender {
+pub struct Sender {
     /// Whether a request of this connection was authenticated.
     is_known: AtomicBool,
     /// Bytes received since the last response.
@@ -61,7 +61,7 @@ pub(crate) struct Sender {
 
 impl Sender {
     /// Records that a request was authenticated.
-    pub(crate) fn note_known(&self) {
+    pub fn note_known(&self) {
         if !self.is_known.swap(true, Ordering::AcqRel) {
             self.release();
         }

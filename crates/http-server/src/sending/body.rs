@@ -13,8 +13,7 @@ use machinery::Status;
 use tokio::time::{Instant, Sleep};
 
 use super::{Budget, Flight};
-use crate::{Body, respond};
-use request::{BodyError, Pace};
+use request::{Body, BodyError, Pace, respond};
 
 /// Unsent bytes of a response above which no further piece is produced.
 const WINDOW: usize = 64 * 1024;

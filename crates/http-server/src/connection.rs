@@ -7,13 +7,12 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
-    task::{Context, Poll, Wake, Waker},
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
-use futures::task::AtomicWaker;
 use http::Method;
 use http_body::Body as _;
 use http_body_util::BodyExt;
@@ -23,21 +22,18 @@ use hyper_util::{
     server::conn::auto,
 };
 use parking_lot::Mutex;
+use request::Pace;
 use tokio::net::TcpStream;
-use tokio_rustls::{TlsAcceptor, server::TlsStream};
-use tokio_util::{
-    sync::{CancellationToken, WaitForCancellationFutureOwned},
-    task::TaskTracker,
-};
+use tokio_rustls::server::TlsStream;
+use tokio_util::task::TaskTracker;
 use tracing::debug;
 
 use crate::{
-    pipeline::{Caller, Connection, Core},
-    receiving::{Intake, Unread},
+    Handler, HttpServer, Stopped,
+    receiving::{Intake, Sender, Unread},
     sending::{self, Budget, Line, StallTimeout},
     slices::Slices,
 };
-use request::Pace;
 
 /// Timeout of the TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -47,102 +43,109 @@ const STREAM_WINDOW: u32 = 256 << 10;
 /// How long a new connection may go without a request.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(32);
 
-/// Serves one connection, from its handshake to its close.
-pub(crate) async fn serve(
-    core: Arc<Core>,
-    acceptor: TlsAcceptor,
-    stream: TcpStream,
-    remote: SocketAddr,
-) {
-    let Some(tls) = handshake(&core, &acceptor, stream, remote).await else {
-        return;
-    };
-    let certificates = tls.get_ref().1.peer_certificates();
-    let certificates = certificates
-        .unwrap_or_default()
-        .iter()
-        .map(|der| der.clone().into_owned());
-    let peer = Arc::new(Connection::new(remote, certificates.collect()));
-    let (tasks, stopped) = (
-        core.tasks.streams.clone(),
-        Stopped::new(core.tasks.stopping.clone()),
-    );
-    let idle = core.config.limits.idle;
-    let activity = Arc::new(Activity::default());
-    let unread = tasks.clone();
-    let quiet = quiet(activity.clone(), idle);
-    let (budget, line) = (core.sending.clone(), Arc::new(Line::default()));
-    let intake = Intake::new(peer.sender.clone(), core.read_ahead.clone());
-    let io = StallTimeout::new(Slices(tls), intake, budget.clone(), line.clone());
-    let executor = Owned(tasks, budget.clone());
-    let service = service_fn(move |request: http::Request<Incoming>| {
-        let (core, caller) = (core.clone(), Caller::Connection(peer.clone()));
-        // HTTP/1 has a timer of its own between requests.
-        let streams = request.version() == http::Version::HTTP_2;
-        let busy = activity.begin(streams);
-        // A client that sent `Expect: 100-continue` learns from the response that its body is not
-        // read; nothing is drained.
-        let waits = request.headers().contains_key(http::header::EXPECT);
-        let drains = (!waits).then(|| unread.clone());
-        let sender = peer.sender.clone();
-        let request = request.map(|body| {
-            let is_empty = body.is_end_stream();
-            (!is_empty).then(|| Unread::new(body, drains, sender.clone()).boxed_unsync())
-        });
-        let (budget, line) = (budget.clone(), line.clone());
-        async move {
-            let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
-            let mut response = core.handle(request, caller).await;
-            sender.note_answer();
-            if let Some(busy) = busy {
-                response.body_mut().hold(busy);
-            } else {
-                line.set_endless(matches!(response.body().pace(), Pace::Endless));
-            }
-            let flight = streams.then(sending::current_flight).flatten();
-            let response = sending::pace(response, &budget, flight, is_read);
-            Ok::<_, std::convert::Infallible>(response)
+impl HttpServer {
+    /// Serves one connection, from its handshake to its close.
+    pub async fn serve<H: Handler>(
+        self: Arc<Self>,
+        handler: Arc<H>,
+        stream: TcpStream,
+        remote: SocketAddr,
+    ) {
+        if let Some(tls) = self.handshake(stream, remote).await {
+            self.serve_requests(handler, tls, remote).await;
         }
-    });
-    let builder = builder(executor, idle);
-    let served = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
-    tokio::pin!(served);
-    let ended = tokio::select! {
-        biased;
-        ended = &mut served => ended,
-        () = stopped => {
-            served.as_mut().graceful_shutdown();
-            served.await
-        }
-        silent = quiet => {
-            if silent {
-                return debug!(%remote, "closing connection without requests");
-            }
-            served.as_mut().graceful_shutdown();
-            served.await
-        }
-    };
-    if let Err(error) = ended {
-        debug!(%remote, %error, "connection ended");
     }
-}
 
-/// Makes the TLS handshake within its time.
-async fn handshake(
-    core: &Core,
-    acceptor: &TlsAcceptor,
-    stream: TcpStream,
-    remote: SocketAddr,
-) -> Option<TlsStream<TcpStream>> {
-    // If the peer has already disconnected, the handshake fails.
-    let _ = stream.set_nodelay(true);
-    match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
-        Ok(Ok(tls)) => return Some(tls),
-        Ok(Err(error)) => debug!(%remote, %error, "TLS handshake failed"),
-        Err(_) => debug!(%remote, "TLS handshake took too long"),
+    /// Makes the TLS handshake within its time.
+    async fn handshake(
+        &self,
+        stream: TcpStream,
+        remote: SocketAddr,
+    ) -> Option<TlsStream<TcpStream>> {
+        // If the peer has already disconnected, the handshake fails.
+        let _ = stream.set_nodelay(true);
+        match tokio::time::timeout(HANDSHAKE_TIMEOUT, self.tls.accept(stream)).await {
+            Ok(Ok(tls)) => return Some(tls),
+            Ok(Err(error)) => debug!(%remote, %error, "TLS handshake failed"),
+            Err(_) => debug!(%remote, "TLS handshake took too long"),
+        }
+        self.handshake_errors.inc();
+        None
     }
-    core.metrics.handshake_failed();
-    None
+
+    async fn serve_requests<H: Handler>(
+        &self,
+        handler: Arc<H>,
+        tls: TlsStream<TcpStream>,
+        remote: SocketAddr,
+    ) {
+        let certificates = tls.get_ref().1.peer_certificates();
+        let certificates = certificates
+            .unwrap_or_default()
+            .iter()
+            .map(|der| der.clone().into_owned());
+        let sender = Arc::new(Sender::default());
+        let peer = Arc::new(handler.connected(remote, certificates.collect(), sender.clone()));
+        let (tasks, stopped) = (self.streams.clone(), Stopped::new(self.stopping.clone()));
+        let idle = self.idle;
+        let activity = Arc::new(Activity::default());
+        let unread = tasks.clone();
+        let quiet = quiet(activity.clone(), idle);
+        let (budget, line) = (self.budget.clone(), Arc::new(Line::default()));
+        let intake = Intake::new(sender.clone(), self.read_ahead.clone());
+        let io = StallTimeout::new(Slices(tls), intake, budget.clone(), line.clone());
+        let executor = Owned(tasks, budget.clone());
+        let service = service_fn(move |request: http::Request<Incoming>| {
+            let (handler, peer) = (handler.clone(), peer.clone());
+            // HTTP/1 has a timer of its own between requests.
+            let streams = request.version() == http::Version::HTTP_2;
+            let busy = activity.begin(streams);
+            // A client that sent `Expect: 100-continue` learns from the response that its body is not
+            // read; nothing is drained.
+            let waits = request.headers().contains_key(http::header::EXPECT);
+            let drains = (!waits).then(|| unread.clone());
+            let sender = sender.clone();
+            let request = request.map(|body| {
+                let is_empty = body.is_end_stream();
+                (!is_empty).then(|| Unread::new(body, drains, sender.clone()).boxed_unsync())
+            });
+            let (budget, line) = (budget.clone(), line.clone());
+            async move {
+                let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+                let mut response = handler.respond(request, peer).await;
+                sender.note_answer();
+                if let Some(busy) = busy {
+                    response.body_mut().hold(busy);
+                } else {
+                    line.set_endless(matches!(response.body().pace(), Pace::Endless));
+                }
+                let flight = streams.then(sending::current_flight).flatten();
+                let response = sending::pace(response, &budget, flight, is_read);
+                Ok::<_, std::convert::Infallible>(response)
+            }
+        });
+        let builder = builder(executor, idle);
+        let served = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
+        tokio::pin!(served);
+        let ended = tokio::select! {
+            biased;
+            ended = &mut served => ended,
+            () = stopped => {
+                served.as_mut().graceful_shutdown();
+                served.await
+            }
+            silent = quiet => {
+                if silent {
+                    return debug!(%remote, "closing connection without requests");
+                }
+                served.as_mut().graceful_shutdown();
+                served.await
+            }
+        };
+        if let Err(error) = ended {
+            debug!(%remote, %error, "connection ended");
+        }
+    }
 }
 
 /// The limits of a connection of either HTTP version.
@@ -222,50 +225,6 @@ where
 {
     fn execute(&self, future: F) {
         self.0.spawn(sending::watched(future, self.1.clone()));
-    }
-}
-
-/// Resolves when a token is cancelled. Polling the token takes a lock that all connections share,
-/// so it is polled once, and again only after it woke this future.
-pub(crate) struct Stopped {
-    cancelled: Pin<Box<WaitForCancellationFutureOwned>>,
-    call: Arc<Call>,
-}
-
-#[derive(Default)]
-struct Call {
-    answered: AtomicBool,
-    task: AtomicWaker,
-}
-
-impl Wake for Call {
-    fn wake(self: Arc<Self>) {
-        self.answered.store(false, Ordering::Release);
-        self.task.wake();
-    }
-}
-
-impl Stopped {
-    pub(crate) fn new(token: CancellationToken) -> Self {
-        Self {
-            cancelled: Box::pin(token.cancelled_owned()),
-            call: Arc::default(),
-        }
-    }
-}
-
-impl Future for Stopped {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        self.call.task.register(context.waker());
-        if self.call.answered.swap(true, Ordering::AcqRel) {
-            return Poll::Pending;
-        }
-        let waker = Waker::from(self.call.clone());
-        self.cancelled
-            .as_mut()
-            .poll(&mut Context::from_waker(&waker))
     }
 }
 
@@ -354,18 +313,5 @@ mod tests {
         assert!(!ends.is_finished(), "a stream is open");
         drop(busy);
         assert!(!ends.await.unwrap(), "it was of use once");
-    }
-
-    #[tokio::test]
-    async fn cancellation_reaches_present_and_later_waiters() {
-        let token = CancellationToken::new();
-        let mut early = Stopped::new(token.clone());
-        assert!((&mut early).now_or_never().is_none());
-        assert!((&mut early).now_or_never().is_none());
-        let waits = tokio::spawn(early);
-        tokio::task::yield_now().await;
-        token.cancel();
-        waits.await.unwrap();
-        Stopped::new(token).await;
     }
 }

@@ -6,7 +6,7 @@
 //! sent ([`Paced`]), so that a client that does not read costs two pieces, however long its list
 //! is.
 //!
-//! A client that reads nothing for [`Limits::stall`](crate::Limits) is cut off: on HTTP/1.1 its
+//! A client that reads nothing for the time given to [`Budget::new`] is cut off: on HTTP/1.1 its
 //! connection is closed ([`StallTimeout`]), on HTTP/2 its stream is reset ([`watched`]). When the budget
 //! is used up, pieces wait, and clients that have read nothing for a fifteenth of that time are cut
 //! off. Streams into containers, logs and proxies are endless and may pause; they are cut off only
@@ -41,7 +41,7 @@ const STALL_DIVISOR: u32 = 15;
 const SHORTAGE: Duration = Duration::from_secs(5);
 
 /// Bounds the unsent bytes of all responses.
-pub(crate) struct Budget {
+pub struct Budget {
     limit: usize,
     used: AtomicUsize,
     /// How long a client may read nothing.
@@ -54,7 +54,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    pub(crate) fn new(limit: usize, stall: Duration) -> Arc<Self> {
+    pub fn new(limit: usize, stall: Duration) -> Arc<Self> {
         Arc::new(Self {
             limit,
             used: AtomicUsize::new(0),
@@ -65,12 +65,12 @@ impl Budget {
         })
     }
 
-    pub(crate) fn used(&self) -> usize {
+    pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
     /// Clients cut off so far.
-    pub(crate) fn cut(&self) -> &Counter {
+    pub fn cut(&self) -> &Counter {
         &self.cut
     }
 
@@ -82,7 +82,7 @@ impl Budget {
 
     /// Counts bytes until the result is dropped, also beyond the limit: for data that exists
     /// already.
-    pub(crate) fn charge(self: &Arc<Self>, bytes: usize) -> Charge {
+    pub fn charge(self: &Arc<Self>, bytes: usize) -> Charge {
         self.used.fetch_add(bytes, Ordering::Relaxed);
         Charge {
             budget: self.clone(),
@@ -126,7 +126,7 @@ impl Budget {
 }
 
 /// Counted bytes; released on drop.
-pub(crate) struct Charge {
+pub struct Charge {
     budget: Arc<Budget>,
     bytes: usize,
 }
