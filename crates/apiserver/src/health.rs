@@ -5,21 +5,15 @@ use std::collections::BTreeSet;
 use http::{HeaderMap, StatusCode};
 use lifecycle::State;
 use machinery::json::json;
+use server_metrics::PLATFORM;
 use stdx::Version;
 
 use crate::{
     handlers::no_page,
-    media, metrics,
+    media,
     pipeline::{Core, Request},
     respond::{self, Answer},
     started::{HOOKS, Part},
-};
-
-/// The platform of this binary.
-pub(crate) const PLATFORM: &str = if cfg!(target_arch = "x86_64") {
-    "linux/amd64"
-} else {
-    "linux/arm64"
 };
 
 /// Checks of the server itself and of its store.
@@ -63,8 +57,8 @@ pub(crate) async fn serve(request: &Request) -> Answer {
     }
     let excluded: BTreeSet<&str> = request.query.all("exclude").collect();
     for check in checks.iter().filter(|c| !excluded.contains(&*c.name)) {
-        let metrics = &request.core.metrics;
-        metrics.checked(endpoint, &check.name, check.failure.is_none());
+        let metrics = &request.core.metrics.server;
+        metrics.record_health_check(endpoint, &check.name, check.failure.is_none());
     }
     let verbose = request.query.get("verbose").is_some();
     let report = report(endpoint, &checks, excluded, verbose);
@@ -73,8 +67,8 @@ pub(crate) async fn serve(request: &Request) -> Answer {
 
 /// The results of the checks as metrics.
 pub(crate) fn indicators(request: &Request) -> Answer {
-    let text = request.core.metrics.indicators();
-    Ok(respond::bytes(StatusCode::OK, metrics::MEDIA, text))
+    let text = request.core.metrics.server.indicators();
+    Ok(respond::bytes(StatusCode::OK, server_metrics::MEDIA, text))
 }
 
 async fn checks(core: &Core, endpoint: &str) -> Vec<Check> {

@@ -126,7 +126,9 @@ where
             let response = core.clone().handle(request, caller).await;
             let code = response.status().as_u16();
             let took = begun.elapsed();
-            core.metrics.client_answered(&method, code, took);
+            core.metrics
+                .server
+                .record_client_request(&method, code, took);
             Ok(response)
         })
     }

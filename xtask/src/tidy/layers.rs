@@ -47,6 +47,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("flowcontrol", 7),
     ("metrics-api", 7),
     ("openapi", 7),
+    ("server-metrics", 7),
     ("service-allocator", 7),
     ("admission", 8),
     ("apiserver", 9),

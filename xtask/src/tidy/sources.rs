@@ -33,7 +33,7 @@ const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[
         "one entry per plugin",
     ),
     (
-        "crates/apiserver/src/metrics.rs",
+        "crates/server-metrics/src/lib.rs",
         "new",
         "one entry per metric",
     ),

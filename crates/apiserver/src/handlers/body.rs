@@ -3,7 +3,7 @@
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use machinery::{Status, field};
-use request::heavy;
+use request::{RequestBody, heavy};
 
 use crate::{
     Resource,

@@ -139,11 +139,11 @@ async fn metrics(request: &Request) -> Answer {
         let listed = request.core.store.list(ask).await;
         let listed = listed.map_err(crate::failure::of_store)?;
         let count = listed.entries.len() + listed.remaining + listed.unreadable.len();
-        let metrics = &request.core.metrics;
-        metrics.stored(&resource.group, &resource.plural, count);
+        let metrics = &request.core.metrics.server;
+        metrics.set_stored_objects(&resource.group, &resource.plural, count);
     }
-    let metrics = &request.core.metrics;
-    metrics.unsent(request.core.http.budget.used());
+    let metrics = &request.core.metrics.server;
+    metrics.set_unsent_bytes(request.core.http.budget.used());
     let reader = &request.core.reader;
     let services = reader.list_readable(SERVICES.0, SERVICES.1).await?;
     let services = services.objects();
@@ -153,21 +153,21 @@ async fn metrics(request: &Request) -> Answer {
         let mut conditions = status.and_then(Value::as_array).into_iter().flatten();
         !conditions.any(|one| one["type"] == "Available" && one["status"] == "True")
     });
-    metrics.unavailable(unavailable.map(|service| service.header.name().to_string()));
+    metrics.set_unavailable_services(unavailable.map(|service| service.header.name().to_string()));
     if let Some(size) = request.core.store.size().await {
-        request.core.metrics.takes(size);
+        metrics.set_store_size(size);
     }
     if let Some(audit) = &request.core.audit {
-        request.core.metrics.audited(audit.figures());
+        metrics.set_audit_events(audit.figures());
     }
-    let mut text = request.core.metrics.text();
-    text += &crate::metrics::plain_text(&request.core.config.health.metrics());
+    let mut text = metrics.text();
+    text += &server_metrics::plain_text(&request.core.config.health.metrics());
     let mut informers = Exposition::default();
     client::metrics::show_informers(&mut informers);
     text += &informers.finish();
     Ok(respond::bytes(
         http::StatusCode::OK,
-        crate::metrics::MEDIA,
+        server_metrics::MEDIA,
         text,
     ))
 }

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use machinery::json::json;
 use machinery::{Status, Value, field, text};
+use registry::store_metrics::Operation;
 use request::heavy;
 use store::{Entry, Freshness, ListRequest, Listed, Revision};
 
@@ -13,7 +14,6 @@ use super::watch::sink::served;
 use crate::{
     Body, Resource, Stored, failure,
     media::{self, Shape},
-    metrics::Operation,
     output::{self, Output},
     page::Continue,
     pieces,
@@ -67,7 +67,7 @@ pub(crate) async fn get(request: Request, resource: Arc<Resource>) -> Answer {
         Some(text) => Freshness::AtLeast(revision(text).map_err(Status::unknown)?),
     };
     let key = resource.key(namespace, name);
-    let (all, begun) = (&request.core.metrics.storage, Instant::now());
+    let (all, begun) = (&request.core.metrics.server.storage, Instant::now());
     let read = request.core.store.get(&key, freshness).await;
     let stores = &resource.stores;
     stores.count(all, &resource.labels, Operation::Get, begun, read.is_err());
@@ -287,7 +287,7 @@ async fn page(
         skip_unreadable: false,
     };
     let exactly = matches!(ask.freshness, Freshness::Exactly(_));
-    let (all, begun) = (&request.core.metrics.storage, Instant::now());
+    let (all, begun) = (&request.core.metrics.server.storage, Instant::now());
     let listed = request.core.store.list(ask).await;
     let (stores, labels) = (&resource.stores, &resource.labels);
     stores.count(all, labels, Operation::List, begun, listed.is_err());

@@ -378,7 +378,7 @@ impl<S: Sink> Watcher<S> {
                 listed.revision
             }
         };
-        let metrics = request.core.metrics.watch_events(&resource.labels);
+        let metrics = request.core.metrics.server.watch_events(&resource.labels);
         let events = store.watch(prefix, after).await;
         let mut events = events.map_err(failure::of_store)?;
         let mut unconverted = None;

@@ -1,8 +1,9 @@
 //! Classifies a request by its path and query: its metric labels, and whether it is long-running.
 
 use http::{HeaderMap, header};
+use server_metrics::RequestLabels;
 
-use crate::{RequestInfo, Resource, metrics::RequestLabels, query::Query};
+use crate::{RequestInfo, Resource, query::Query};
 
 fn verb_label(verb: &'static str) -> &'static str {
     match verb {

@@ -11,6 +11,7 @@ use flowcontrol::Flow;
 use http::{HeaderValue, Method, Response, header, request::Parts};
 use machinery::Status;
 use request::Pace;
+use server_metrics::{Counted, RequestLabels};
 
 use super::{
     Caller, Connection, Core,
@@ -22,7 +23,6 @@ use crate::{
     admission::Peer,
     audit::{self, Ticket},
     authn, media,
-    metrics::{Counted, RequestLabels},
     query::Query,
     respond,
     write::Fence,
@@ -92,8 +92,8 @@ pub(super) fn read(core: Arc<Core>, parts: Parts, caller: Caller) -> (Arrival, E
     let deprecation = resource.as_ref().and_then(|one| one.kind.deprecation());
     let reads = matches!(parts.method, Method::GET | Method::HEAD);
     let in_flight = match is_long_running {
-        true => core.metrics.long(&about),
-        false => core.metrics.at_work(reads),
+        true => core.metrics.server.count_long_running(&about),
+        false => core.metrics.server.count_in_flight(reads),
     };
     let audit_id = audit::id(&parts.headers);
     let exchange = Exchange {

@@ -11,6 +11,7 @@ use http::{Response, request::Parts};
 use jiff::Timestamp;
 use machinery::Status;
 use rustls::pki_types::CertificateDer;
+use server_metrics::AuthenticationResult;
 
 use super::{
     Caller, Core,
@@ -18,7 +19,7 @@ use super::{
     audit,
     caller::shows_certificate_alone,
 };
-use crate::{Body, User, metrics::AuthenticationResult, respond, user};
+use crate::{Body, User, respond, user};
 
 /// The user who makes a request.
 pub(super) async fn authenticate(
@@ -107,7 +108,7 @@ fn count_expiry(core: &Core, certificates: &[CertificateDer<'_>], now: Timestamp
     if let Some((_, certificate)) = parsed {
         let end = certificate.validity().not_after.timestamp();
         let left = (end - now.as_second()) as f64;
-        core.metrics.access.certificate(left);
+        core.metrics.server.access.certificate(left);
     }
 }
 
@@ -117,7 +118,7 @@ fn count(core: &Core, known: &Result<Arc<User>, Status>, took: Duration) {
         Ok(user) => (AuthenticationResult::Success, user.name.as_str()),
         Err(_) => (AuthenticationResult::Error, ""),
     };
-    core.metrics.access.authenticated(result, name, took);
+    core.metrics.server.access.authenticated(result, name, took);
 }
 
 /// Response stage: warns of an Authorization header that no authenticator reads.

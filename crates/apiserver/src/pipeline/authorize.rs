@@ -5,13 +5,14 @@ use std::time::Instant;
 use auth::authz::{self, Attributes, Decision, forbidden};
 use machinery::Status;
 use request::AuditTrail;
+use server_metrics::Decided;
 
 use super::{
     Core,
     about::opens_stream_by_get,
     arrival::{Arrival, Exchange},
 };
-use crate::{RequestInfo, User, audit::Ticket, metrics::Decided, query::Query, user};
+use crate::{RequestInfo, User, audit::Ticket, query::Query, user};
 
 /// 403 for what the user may not do.
 pub(super) async fn authorize(
@@ -48,7 +49,10 @@ async fn decide(
         Decision::Deny(_) => Decided::Deny,
         Decision::NoOpinion(_) => Decided::NoOpinion,
     };
-    core.metrics.access.authorized(result, asked.elapsed());
+    core.metrics
+        .server
+        .access
+        .authorized(result, asked.elapsed());
     match decision {
         Decision::Allow => {
             if let Some(ticket) = ticket {

@@ -12,10 +12,10 @@ use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use request::RequestBody;
 use rustls::pki_types::CertificateDer;
-
-use crate::{Body, User, admission::Peer, metrics::Recent, write::Fence};
+use server_metrics::Recent;
 
 use super::Core;
+use crate::{Body, User, admission::Peer, write::Fence};
 
 /// How long a verified certificate is trusted on its connection. A certificate may expire while a connection lasts, but
 /// verifying it costs more than many a request.

@@ -107,7 +107,7 @@ impl Core {
         let limits = &config.limits;
         let (idle, unsent, stall) = (limits.idle, limits.unsent, limits.stall);
         let http = HttpServer::new(config.tls.clone(), idle, unsent, stall);
-        let metrics = Metrics::new(&http.handshake_errors, http.budget.cut());
+        let metrics = Metrics::new(&http);
         let fairness = Fairness::new(limits.in_flight, limits.deadline, &metrics.fairness);
         let service_allocator = Allocator {
             store: store.clone(),

@@ -9,17 +9,17 @@ use crate::Body;
 pub(super) fn answered(exchange: &mut Exchange, response: &mut Response<Body>) {
     let code = response.status().as_u16();
     let (about, dry_run) = (std::mem::take(&mut exchange.about), exchange.dry_run);
-    let metrics = &exchange.core.metrics;
+    let metrics = &exchange.core.metrics.server;
     if exchange.is_long_running {
         let guards = (exchange.in_flight.take(), exchange.ticket.take());
         response.body_mut().hold(guards);
-        metrics.count(about, dry_run, code);
+        metrics.count_request(about, dry_run, code);
         return;
     }
     let recent = exchange.connection.as_deref();
     let recent = recent.map(|connection| &connection.counted);
     let took = exchange.begun.elapsed();
-    let sizes = metrics.answered(recent, about, dry_run, code, took, exchange.waited);
+    let sizes = metrics.record_response(recent, about, dry_run, code, took, exchange.waited);
     if let Some(sizes) = sizes {
         response.body_mut().measure(sizes);
     }

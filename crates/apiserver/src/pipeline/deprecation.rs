@@ -10,7 +10,11 @@ pub(super) fn warn(exchange: &mut Exchange, response: &mut Response<Body>) {
     if let Some(warning) = &exchange.deprecation
         && !matches!(response.status().as_u16(), 401 | 403)
     {
-        exchange.core.metrics.deprecated(&exchange.about);
+        exchange
+            .core
+            .metrics
+            .server
+            .mark_deprecated(&exchange.about);
         respond::warn_first(response.headers_mut(), warning);
     }
 }

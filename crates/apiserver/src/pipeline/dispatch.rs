@@ -139,7 +139,9 @@ pub(super) async fn dispatch(
         Ok(answer) => answer.map(|response| keep_seat(response, seat)),
         Err(_) => {
             let core = &exchange.core;
-            core.metrics.terminated(exchange.about.clone(), 504);
+            core.metrics
+                .server
+                .count_terminated(exchange.about.clone(), 504);
             let why = "request did not complete within the allotted timeout";
             Err(Status::timeout(why, 0))
         }

@@ -33,7 +33,9 @@ pub(super) async fn seat(
     let taken = flow.seat(ask).await;
     exchange.waited = since.elapsed();
     taken.map_err(|turned_away| {
-        core.metrics.terminated(exchange.about.clone(), 429);
+        core.metrics
+            .server
+            .count_terminated(exchange.about.clone(), 429);
         turned_away.answer()
     })
 }

@@ -22,7 +22,6 @@ use crate::{
     Draft, Resource, Stored, User,
     admission::{self, Attributes, Effects, Operation, Peer, RequestOptions},
     failure, handlers, meta,
-    metrics::Operation as StoreOperation,
     pipeline::Core,
 };
 use auth::authz::{self, Decision, forbidden};
@@ -34,6 +33,7 @@ pub(crate) use create::create;
 pub(crate) use delete::{Deleted, check_options, delete, orphan_warning, preconditions_of};
 pub use fence::Fence;
 pub(crate) use registry::Versions;
+use registry::store_metrics::Operation as StoreOperation;
 use supervised::Supervised;
 pub(crate) use update::{Change, update};
 
@@ -449,7 +449,7 @@ impl Write {
         let committed = self.core.store.commit(ops, durability).await;
         let failed =
             matches!(&committed, Err(error) if !matches!(error, store::Error::Conflict { .. }));
-        let (all, labels) = (&self.core.metrics.storage, &self.resource.labels);
+        let (all, labels) = (&self.core.metrics.server.storage, &self.resource.labels);
         let stores = &self.resource.stores;
         stores.count(all, labels, operation, begun, failed);
         committed

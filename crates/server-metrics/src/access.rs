@@ -46,7 +46,7 @@ struct Username {
 
 /// The result of an authentication.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum AuthenticationResult {
+pub enum AuthenticationResult {
     Success,
     /// No credentials were presented.
     Failure,
@@ -56,7 +56,7 @@ pub(crate) enum AuthenticationResult {
 
 /// The decision of an authorizer.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Decided {
+pub enum Decided {
     Allow,
     Deny,
     NoOpinion,
@@ -87,7 +87,7 @@ fn counts(
     }
 }
 
-pub(crate) struct Access {
+pub struct Access {
     authentication: [Counts; 3],
     authorization: [Counts; 3],
     named: [Counter; 3],
@@ -150,7 +150,7 @@ impl Access {
     }
 
     /// Counts an authentication; `user` is the authenticated name.
-    pub(crate) fn authenticated(&self, result: AuthenticationResult, user: &str, took: Duration) {
+    pub fn authenticated(&self, result: AuthenticationResult, user: &str, took: Duration) {
         let counts = &self.authentication[result as usize];
         counts.attempts.inc();
         counts.durations.observe(took.as_secs_f64());
@@ -160,14 +160,14 @@ impl Access {
         }
     }
 
-    pub(crate) fn authorized(&self, result: Decided, took: Duration) {
+    pub fn authorized(&self, result: Decided, took: Duration) {
         let counts = &self.authorization[result as usize];
         counts.attempts.inc();
         counts.durations.observe(took.as_secs_f64());
     }
 
     /// Records the remaining lifetime of a client certificate, in seconds.
-    pub(crate) fn certificate(&self, left: f64) {
+    pub fn certificate(&self, left: f64) {
         self.expiry.observe(left);
     }
 }
