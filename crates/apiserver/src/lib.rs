@@ -32,7 +32,6 @@ mod pieces;
 mod pipeline;
 mod policy_parameters;
 mod policy_status;
-mod proxy;
 mod selection;
 mod server;
 mod servers;

@@ -4,18 +4,19 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use connect::Backends;
 use metrics_api::{Fetch, MAX_PAGE};
 
-use crate::{Stored, pipeline::Core, proxy};
+use crate::{Stored, pipeline::Core};
 
 const PATH: &str = "/metrics/resource";
 
-struct Kubelets(Arc<Core>);
+struct Kubelets(Arc<Backends>);
 
 #[async_trait]
 impl Fetch for Kubelets {
     async fn resource_metrics(&self, node: &Stored) -> Result<Bytes, String> {
-        proxy::kubelet_page(&self.0, &node.parse(), PATH, MAX_PAGE).await
+        self.0.kubelet_page(&node.parse(), PATH, MAX_PAGE).await
     }
 }
 
@@ -27,5 +28,11 @@ pub(crate) async fn collect(core: Arc<Core>) {
     }
     let (reader, samples) = (core.reader.clone(), core.usage.clone());
     let clock = core.config.clock.clone();
-    metrics_api::collect(reader, Arc::new(Kubelets(core)), samples, clock).await;
+    metrics_api::collect(
+        reader,
+        Arc::new(Kubelets(core.backends.clone())),
+        samples,
+        clock,
+    )
+    .await;
 }

@@ -18,6 +18,7 @@ const READERS: &[&str] = &[
     "apiserver/src",
     "cel/src",
     "cluster/src",
+    "connect/src",
     "controllers/src",
     "flowcontrol/src",
     "kinds/src",

@@ -44,6 +44,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("registry-testing", 6),
     ("aggregator", 7),
     ("auth", 7),
+    ("connect", 7),
     ("flowcontrol", 7),
     ("metrics-api", 7),
     ("openapi", 7),

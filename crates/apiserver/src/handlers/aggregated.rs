@@ -4,6 +4,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use aggregator::{Backend, front_proxy};
+use connect::{UNREACHED, end_to_end, handshake_response};
 use futures::StreamExt;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Uri, header};
 use http_body_util::BodyStream;
@@ -14,7 +15,6 @@ use streaming::tunnel;
 use crate::{
     Body, audit,
     pipeline::Request,
-    proxy::{self, UNREACHED, streams},
     respond::{self, Answer},
 };
 
@@ -128,7 +128,7 @@ async fn forward(
     let mut forwarded = http::Request::new(request.take_body());
     *forwarded.method_mut() = request.parts.method.clone();
     *forwarded.uri_mut() = uri;
-    *forwarded.headers_mut() = proxy::end_to_end(&request.parts.headers);
+    *forwarded.headers_mut() = end_to_end(&request.parts.headers);
     forwarded.headers_mut().extend(identity);
     let sent = backend.link.send(forwarded);
     let sent = match is_discovery {
@@ -148,7 +148,7 @@ fn answer(response: Response<Incoming>) -> Response<Body> {
         let why = "the backend attempted to redirect this request, which is not permitted";
         return respond::text(StatusCode::BAD_GATEWAY, why);
     }
-    parts.headers = proxy::end_to_end(&parts.headers);
+    parts.headers = end_to_end(&parts.headers);
     for name in CORS {
         parts.headers.remove(*name);
     }
@@ -184,9 +184,9 @@ async fn upgrade(
     let joined = tunnel::upgrade_as(asked, identity, stream).await;
     let (agreed, splice) = joined.map_err(|error| unavailable(error.to_string()))?;
     if let Some(splice) = splice {
-        streams::run(&core, audit, splice.run());
+        core.backends.streams.run(audit, splice.run());
     }
-    Ok(streams::answer(agreed))
+    Ok(handshake_response(agreed))
 }
 
 /// Whether a path is exactly `/apis/GROUP/VERSION`.

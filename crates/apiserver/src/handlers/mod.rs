@@ -4,6 +4,7 @@ mod aggregated;
 mod apply;
 mod body;
 mod component_statuses;
+mod connect;
 mod diagnoses;
 mod documents;
 mod objects;
@@ -103,7 +104,7 @@ async fn subresource(request: Request, resource: Arc<Resource>) -> Answer {
         ("eviction", _) => pods::evict(request, resource).await,
         ("token", _) => tokens::request(request, resource).await,
         ("log" | "exec" | "attach" | "portforward" | "proxy", _) => {
-            crate::proxy::serve(request, resource).await
+            connect::serve(request, resource).await
         }
         (_, "get") => read::get(request, resource).await,
         (_, "update") => objects::update(request, resource).await,

@@ -33,11 +33,11 @@ use crate::{
     media::Encoding,
     output::Output,
     pipeline::Request,
-    proxy::streams,
     query::Query,
     respond::{self, Answer},
     selection::Selection,
 };
+use connect::{handshake_head, handshake_response};
 use flowcontrol::Seat;
 use http_server::Stopped;
 
@@ -201,13 +201,14 @@ fn over_websocket(
         Some(_) => (messages::Form::Binary, true),
         None => (messages::Form::Text, false),
     };
-    let mut head = streams::upgradable(request);
+    let mut head = handshake_head(&mut request.parts);
     match messages::events(&mut head, form) {
-        Err(refused) => streams::answer(refused),
+        Err(refused) => handshake_response(refused),
         Ok((agreed, pending)) => {
             let events = stream.flat_map(move |burst| futures::stream::iter(split(burst, framed)));
-            streams::run(&request.core, request.audit.clone(), pending.send(events));
-            streams::answer(agreed)
+            let streams = &request.core.backends.streams;
+            streams.run(request.audit.clone(), pending.send(events));
+            handshake_response(agreed)
         }
     }
 }

@@ -10,6 +10,7 @@ use auth::{
     authn::{self, Authenticator, Jwt},
     authz::{self, Authorizer, Rbac},
 };
+use connect::{Backends, Streams};
 use flowcontrol::Fairness;
 use http_server::HttpServer;
 use request::heavy::Slots;
@@ -40,6 +41,8 @@ pub(crate) struct Core {
     pub(crate) conversion: Arc<webhook::Client>,
     /// The API servers behind APIServices.
     pub(crate) aggregator: Arc<Aggregator>,
+    /// The kubelets, pods and services that requests are passed on to.
+    pub(crate) backends: Arc<Backends>,
     pub(crate) fairness: Arc<Fairness>,
     /// Allocates addresses and ports of Services.
     pub(crate) service_allocator: Arc<Allocator>,
@@ -138,6 +141,14 @@ impl Core {
             aggregator: Arc::new(aggregator),
             access,
             audit,
+            backends: Arc::new(Backends {
+                reader: reader.clone(),
+                kubelet_tls: config.kubelet_tls.clone(),
+                streams: Streams {
+                    tasks: http.streams.clone(),
+                    stopping: http.stopping.clone(),
+                },
+            }),
             fairness: Arc::new(fairness),
             service_allocator: Arc::new(service_allocator),
             metrics,

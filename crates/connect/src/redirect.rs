@@ -4,9 +4,9 @@
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri, header, request::Parts};
 use http_body_util::BodyExt;
 use machinery::Status;
+use request::{Answer, Body};
 
 use super::{Location, authority, html, locate};
-use crate::{Body, pipeline::Request, respond::Answer};
 
 /// Longer pages are not rewritten; one without Content-Length becomes a 503.
 const MAX_PAGE: usize = 8 << 20;
@@ -40,8 +40,8 @@ pub(super) struct Base {
 }
 
 impl Base {
-    pub(super) fn from_request(request: &Request, location: &Location) -> Self {
-        let path = request.parts.uri.path();
+    /// `path` is that of the request.
+    pub(super) fn new(path: &str, location: &Location) -> Self {
         let tail = location.path_and_query.split('?').next();
         let prefix = path.strip_suffix(tail.unwrap_or_default()).unwrap_or(path);
         Self {

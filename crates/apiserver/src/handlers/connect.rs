@@ -1,21 +1,46 @@
-//! Admission of connections: exec, attach, portforward and proxy are admitted with their options as the object.
+//! `log`, `exec`, `attach`, `portforward` and `proxy`: admission with the options as the object, then the kubelet or
+//! another process serves the request.
 
+use std::sync::Arc;
+
+use connect::Connect;
 use machinery::{Object, Status, Value, json::json};
+use request::AuditTrail;
+use stdx::percent;
 
-use super::locate::escape;
 use crate::{
     Resource,
     admission::{self, Attributes, Operation, RequestOptions},
     pipeline::Request,
     query::Query,
+    respond::Answer,
 };
 
 /// Options with several values.
 const LISTS: &[&str] = &["command", "ports"];
 const FLAGS: &[&str] = &["stdin", "stdout", "stderr", "tty"];
 
+/// Admits the request and passes it on.
+pub(super) async fn serve(mut request: Request, resource: Arc<Resource>) -> Answer {
+    let subject = request.info.resource.clone().unwrap_or_default();
+    if subject.subresource != "log" {
+        admit(&mut request, &resource).await?;
+    }
+    let body = request.take_body();
+    let audit = request.audit.clone();
+    let connect = Connect {
+        parts: request.parts,
+        query: request.query,
+        subject,
+        body,
+        audit: audit.map(|ticket| ticket as Arc<dyn AuditTrail>),
+    };
+    let backends = &request.core.backends;
+    backends.serve(connect, &resource.plural).await
+}
+
 /// Runs admission. Changed options take effect.
-pub(super) async fn connect(request: &mut Request, resource: &Resource) -> Result<(), Status> {
+async fn admit(request: &mut Request, resource: &Resource) -> Result<(), Status> {
     let core = request.core.clone();
     let asked = core.admission.iter().any(|plugin| plugin.handles_connect());
     if !asked {
@@ -107,7 +132,8 @@ fn options(kind: &str, query: &Query, rest: &str) -> Object {
 /// The options as a query.
 fn query_of(options: &Object) -> String {
     let mut pairs = Vec::new();
-    let mut push = |key: &str, value: String| pairs.push(format!("{key}={}", escape(&value)));
+    let mut push =
+        |key: &str, value: String| pairs.push(format!("{key}={}", percent::encode(&value, "")));
     for key in FLAGS {
         if options.get(key) == Some(&Value::Bool(true)) {
             push(key, "true".to_owned());

@@ -6,7 +6,7 @@ use machinery::{
     text, time,
 };
 
-use crate::query::Query;
+use request::Query;
 
 /// Rejects invalid options, before the pod is read.
 pub(super) fn check(query: &Query, pod: &str) -> Result<(), Status> {

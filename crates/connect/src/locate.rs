@@ -2,61 +2,75 @@
 
 use std::net::IpAddr;
 
+use http::request::Parts;
 use machinery::{Object, Status, Value};
 use rand::seq::SliceRandom;
+use registry::{Reader, meta};
+use request::{Query, ResourceRequest};
+use stdx::percent;
 
 use super::{Location, Trust, log_options};
-use crate::{Resource, ResourceRequest, meta, pipeline::Request};
 
 const KUBELET_PORT: u16 = 10250;
 /// The declared feature of nodes whose kubelet handles WebSockets itself.
 const WEBSOCKETS: &str = "ExtendWebSocketsToKubelet";
 
-/// The target of a request; `None` for the log of a pod that has no node yet.
-pub(crate) async fn locate(
-    request: &Request,
-    resource: &Resource,
-) -> Result<Option<Location>, Status> {
-    let subject = request.info.resource.clone().unwrap_or_default();
-    match (resource.plural.as_str(), subject.subresource.as_str()) {
-        ("pods", "proxy") => pod_proxy(request, &subject).await.map(Some),
-        ("services", "proxy") => service_proxy(request, &subject).await.map(Some),
-        ("nodes", "proxy") => node_proxy(request, &subject).await.map(Some),
-        ("pods", _) => kubelet(request, &subject).await,
-        _ => Err(Status::path_not_found()),
+/// Finds the target of a request.
+pub(super) struct Lookup<'a> {
+    pub(super) reader: &'a Reader,
+    pub(super) parts: &'a Parts,
+    pub(super) query: &'a Query,
+    pub(super) subject: &'a ResourceRequest,
+}
+
+impl Lookup<'_> {
+    /// The target of a request for the resource with this plural; `None` for the log of a pod that
+    /// has no node yet.
+    pub(super) async fn location(&self, plural: &str) -> Result<Option<Location>, Status> {
+        let subject = self.subject;
+        match (plural, subject.subresource.as_str()) {
+            ("pods", "proxy") => pod_proxy(self, subject).await.map(Some),
+            ("services", "proxy") => service_proxy(self, subject).await.map(Some),
+            ("nodes", "proxy") => node_proxy(self, subject).await.map(Some),
+            ("pods", _) => kubelet(self, subject).await,
+            _ => Err(Status::path_not_found()),
+        }
     }
 }
 
 async fn object(
-    request: &Request,
+    lookup: &Lookup<'_>,
     plural: &str,
     namespace: &str,
     name: &str,
 ) -> Result<Object, Status> {
-    let found = request.core.reader.get("", plural, namespace, name).await?;
+    let found = lookup.reader.get("", plural, namespace, name).await?;
     found
         .map(|found| found.parse())
         .ok_or_else(|| Status::not_found("", plural, name))
 }
 
 /// The kubelet's path for logs and streams of a pod.
-async fn kubelet(request: &Request, subject: &ResourceRequest) -> Result<Option<Location>, Status> {
+async fn kubelet(
+    lookup: &Lookup<'_>,
+    subject: &ResourceRequest,
+) -> Result<Option<Location>, Status> {
     if subject.subresource == "log" {
-        log_options::check(&request.query, &subject.name)?;
+        log_options::check(&lookup.query, &subject.name)?;
     }
-    let pod = object(request, "pods", &subject.namespace, &subject.name).await?;
+    let pod = object(lookup, "pods", &subject.namespace, &subject.name).await?;
     let node = meta::spec_text(&pod, "nodeName").to_owned();
     let (namespace, name) = (&subject.namespace, &subject.name);
     let path = match subject.subresource.as_str() {
         "log" => {
-            let container = container(request, &pod)?;
+            let container = container(lookup, &pod)?;
             format!(
                 "/containerLogs/{namespace}/{name}/{container}{}",
-                log_query(request)
+                log_query(lookup)
             )
         }
         "portforward" => {
-            let ports: Vec<String> = request
+            let ports: Vec<String> = lookup
                 .query
                 .all("ports")
                 .map(|port| format!("port={}", escape(port)))
@@ -64,10 +78,10 @@ async fn kubelet(request: &Request, subject: &ResourceRequest) -> Result<Option<
             format!("/portForward/{namespace}/{name}{}", join(ports))
         }
         stream => {
-            let container = container(request, &pod)?;
+            let container = container(lookup, &pod)?;
             format!(
                 "/{stream}/{namespace}/{name}/{container}{}",
-                stream_query(request)
+                stream_query(lookup)
             )
         }
     };
@@ -79,7 +93,7 @@ async fn kubelet(request: &Request, subject: &ResourceRequest) -> Result<Option<
             "pod {name} does not have a host assigned"
         )));
     }
-    let location = node_location(request, &node, path).await;
+    let location = node_location(lookup, &node, path).await;
     let location = location.map_err(|status| match status.reason.as_str() {
         // The request was for a pod, so upstream's error names pods.
         "NotFound" => Status::not_found("", "pods", &node),
@@ -89,16 +103,16 @@ async fn kubelet(request: &Request, subject: &ResourceRequest) -> Result<Option<
 }
 
 async fn node_location(
-    request: &Request,
+    lookup: &Lookup<'_>,
     node: &str,
     path_and_query: String,
 ) -> Result<Location, Status> {
-    let node = object(request, "nodes", "", node).await?;
+    let node = object(lookup, "nodes", "", node).await?;
     kubelet_location(&node, path_and_query)
 }
 
 /// The address of a node's kubelet.
-pub(crate) fn kubelet_location(node: &Object, path_and_query: String) -> Result<Location, Status> {
+pub(super) fn kubelet_location(node: &Object, path_and_query: String) -> Result<Location, Status> {
     let status = node.get("status").cloned().unwrap_or_default();
     let addresses = status["addresses"].as_array().cloned().unwrap_or_default();
     let of = |kind: &str| {
@@ -130,7 +144,7 @@ pub(crate) fn kubelet_location(node: &Object, path_and_query: String) -> Result<
 }
 
 /// The container: the named one, the only one, or the annotated default.
-fn container(request: &Request, pod: &Object) -> Result<String, Status> {
+fn container(lookup: &Lookup<'_>, pod: &Object) -> Result<String, Status> {
     let names = |key: &str| -> Vec<String> {
         let list = pod
             .get("spec")
@@ -148,7 +162,7 @@ fn container(request: &Request, pod: &Object) -> Result<String, Status> {
         names("ephemeralContainers"),
     );
     let pod_name = meta::text(pod, "name");
-    if let Some(asked) = request.query.filled("container") {
+    if let Some(asked) = lookup.query.filled("container") {
         let known = [&main, &init, &ephemeral]
             .iter()
             .any(|list| list.iter().any(|n| n == asked));
@@ -182,7 +196,7 @@ fn container(request: &Request, pod: &Object) -> Result<String, Status> {
     }
 }
 
-fn log_query(request: &Request) -> String {
+fn log_query(lookup: &Lookup<'_>) -> String {
     const KNOWN: &[&str] = &[
         "follow",
         "previous",
@@ -194,7 +208,7 @@ fn log_query(request: &Request) -> String {
         "stream",
     ];
     let given = KNOWN.iter().filter_map(|key| {
-        request
+        lookup
             .query
             .filled(key)
             .map(|value| format!("{key}={}", escape(value)))
@@ -203,7 +217,7 @@ fn log_query(request: &Request) -> String {
 }
 
 /// The query of a stream, with the kubelet's parameter names.
-fn stream_query(request: &Request) -> String {
+fn stream_query(lookup: &Lookup<'_>) -> String {
     let mut query: Vec<String> = Vec::new();
     for (ours, theirs) in [
         ("stdin", "input"),
@@ -211,12 +225,12 @@ fn stream_query(request: &Request) -> String {
         ("stderr", "error"),
         ("tty", "tty"),
     ] {
-        if request.query.flag(ours) {
+        if lookup.query.flag(ours) {
             query.push(format!("{theirs}=1"));
         }
     }
     query.extend(
-        request
+        lookup
             .query
             .all("command")
             .map(|word| format!("command={}", escape(word))),
@@ -232,16 +246,9 @@ fn join(query: Vec<String>) -> String {
     }
 }
 
-pub(super) fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            out.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    out
+/// Percent-encodes a value of a query.
+fn escape(value: &str) -> String {
+    percent::encode(value, "")
 }
 
 /// The target of a proxy request: `[scheme:]name[:port]`.
@@ -272,14 +279,14 @@ impl<'a> Target<'a> {
 }
 
 /// The path after `proxy`, with the query.
-fn rest(request: &Request, subject: &ResourceRequest) -> String {
-    let tail = tail(request.parts.uri.path(), subject.depth);
+fn rest(lookup: &Lookup<'_>, subject: &ResourceRequest) -> String {
+    let tail = tail(lookup.parts.uri.path(), subject.depth);
     let tail = match tail.strip_prefix('/') {
         Some(_) => tail.to_owned(),
         // The separator was escaped.
         None => format!("/{}", tail.get(3..).unwrap_or_default()),
     };
-    match request.parts.uri.query() {
+    match lookup.parts.uri.query() {
         Some(query) => format!("{tail}?{query}"),
         None => tail,
     }
@@ -296,9 +303,9 @@ pub(super) fn tail(path: &str, depth: usize) -> &str {
     separators.nth(depth).map_or("", |start| &path[start..])
 }
 
-async fn node_proxy(request: &Request, subject: &ResourceRequest) -> Result<Location, Status> {
+async fn node_proxy(lookup: &Lookup<'_>, subject: &ResourceRequest) -> Result<Location, Status> {
     let target = Target::parse(&subject.name, "node")?;
-    let mut location = node_location(request, target.name, rest(request, subject)).await?;
+    let mut location = node_location(lookup, target.name, rest(lookup, subject)).await?;
     if !may_be_proxied(&location.host) {
         return Err(Status::bad_request("address not allowed"));
     }
@@ -311,9 +318,9 @@ async fn node_proxy(request: &Request, subject: &ResourceRequest) -> Result<Loca
     Ok(location)
 }
 
-async fn pod_proxy(request: &Request, subject: &ResourceRequest) -> Result<Location, Status> {
+async fn pod_proxy(lookup: &Lookup<'_>, subject: &ResourceRequest) -> Result<Location, Status> {
     let target = Target::parse(&subject.name, "pod")?;
-    let pod = object(request, "pods", &subject.namespace, target.name).await?;
+    let pod = object(lookup, "pods", &subject.namespace, target.name).await?;
     let address = pod
         .get("status")
         .and_then(|status| status.get("podIP"))
@@ -331,7 +338,7 @@ async fn pod_proxy(request: &Request, subject: &ResourceRequest) -> Result<Locat
         tls: target.tls.then_some(Trust::Anybody),
         host,
         port: port.unwrap_or(usual),
-        path_and_query: rest(request, subject),
+        path_and_query: rest(lookup, subject),
         websockets: true,
     })
 }
@@ -371,7 +378,7 @@ fn first_port(pod: &Object) -> Option<u16> {
 
 /// The name of the service port given by number or name.
 async fn port_name(
-    request: &Request,
+    lookup: &Lookup<'_>,
     namespace: &str,
     target: Target<'_>,
 ) -> Result<String, Status> {
@@ -379,7 +386,7 @@ async fn port_name(
         return Ok(target.port.to_owned());
     };
     let name = target.name;
-    let service = Value::Object(object(request, "services", namespace, name).await?);
+    let service = Value::Object(object(lookup, "services", namespace, name).await?);
     let ports = service["spec"]["ports"].as_array();
     let mut ports = ports.into_iter().flatten();
     let port = ports.find(|port| port["port"].as_i64() == Some(number));
@@ -391,12 +398,11 @@ async fn port_name(
 }
 
 /// The address of one ready endpoint of a service.
-async fn service_proxy(request: &Request, subject: &ResourceRequest) -> Result<Location, Status> {
+async fn service_proxy(lookup: &Lookup<'_>, subject: &ResourceRequest) -> Result<Location, Status> {
     let target = Target::parse(&subject.name, "service")?;
     let (tls, name) = (target.tls, target.name);
-    let port_name = port_name(request, &subject.namespace, target).await?;
-    let (_, slices) = request
-        .core
+    let port_name = port_name(lookup, &subject.namespace, target).await?;
+    let (_, slices) = lookup
         .reader
         .list("discovery.k8s.io", "endpointslices", &subject.namespace)
         .await?;
@@ -427,22 +433,19 @@ async fn service_proxy(request: &Request, subject: &ResourceRequest) -> Result<L
     }
     candidates.shuffle(&mut rand::rng());
     for (host, port, target) in candidates {
-        if is_of_pod(request, &subject.namespace, &host, &target).await {
+        if is_of_pod(lookup, &subject.namespace, &host, &target).await {
             return Ok(Location {
                 tls: tls.then_some(Trust::Anybody),
                 host,
                 port,
-                path_and_query: rest(request, subject),
+                path_and_query: rest(lookup, subject),
                 websockets: true,
             });
         }
     }
     if !known {
         // Without an Endpoints object, upstream reports the service as not found.
-        let kept = request
-            .core
-            .reader
-            .get("", "endpoints", &subject.namespace, name);
+        let kept = lookup.reader.get("", "endpoints", &subject.namespace, name);
         if kept.await?.is_none() {
             return Err(Status::not_found("", "services", name));
         }
@@ -453,12 +456,12 @@ async fn service_proxy(request: &Request, subject: &ResourceRequest) -> Result<L
 
 /// Whether an endpoint's address belongs to the pod of this namespace that it references. Otherwise
 /// a writer of EndpointSlices could make the server call any address.
-async fn is_of_pod(request: &Request, namespace: &str, address: &str, target: &Value) -> bool {
+async fn is_of_pod(lookup: &Lookup<'_>, namespace: &str, address: &str, target: &Value) -> bool {
     let name = target["name"].as_str().unwrap_or_default();
     if target["namespace"] != namespace || name.is_empty() {
         return false;
     }
-    let Ok(pod) = object(request, "pods", namespace, name).await else {
+    let Ok(pod) = object(lookup, "pods", namespace, name).await else {
         return false;
     };
     let addresses = pod.get("status").and_then(|status| status.get("podIPs"));

@@ -13,6 +13,7 @@ use http_body::Frame;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use machinery::Status;
+use request::{Answer, Body, BodyError, RequestBody};
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -20,64 +21,63 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::{Location, Trust};
-use crate::{Body, pipeline::Core, respond::Answer};
-use request::{BodyError, RequestBody};
+use super::{Backends, Location, Trust};
 
 const DIAL: Duration = Duration::from_secs(10);
 
 /// A connection to a backend.
-pub(crate) enum Transport {
+pub(super) enum Transport {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// Connects; errors are worded as upstream's.
-pub(crate) async fn connect(core: &Core, location: &Location) -> Result<Transport, String> {
-    let place = super::authority(location);
-    let address: IpAddr = location
-        .host
-        .parse()
-        .map_err(|_| format!("dial tcp: lookup {}: no such host", location.host))?;
-    let dial = TcpStream::connect((address, location.port));
-    let stream = match tokio::time::timeout(DIAL, dial).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => {
+impl Backends {
+    /// Connects; errors are worded as upstream's.
+    pub(super) async fn dial(&self, location: &Location) -> Result<Transport, String> {
+        let place = super::authority(location);
+        let address: IpAddr = location
+            .host
+            .parse()
+            .map_err(|_| format!("dial tcp: lookup {}: no such host", location.host))?;
+        let dial = TcpStream::connect((address, location.port));
+        let stream = match tokio::time::timeout(DIAL, dial).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => {
+                return Err(format!(
+                    "dial tcp {place}: connect: {}",
+                    describe_error(&error)
+                ));
+            }
+            Err(_) => return Err(format!("dial tcp {place}: i/o timeout")),
+        };
+        // If the peer has disconnected, the first write fails.
+        let _ = stream.set_nodelay(true);
+        let config = match &location.tls {
+            None => return Ok(Transport::Plain(stream)),
+            Some(Trust::Kubelet(_)) => self
+                .kubelet_tls
+                .clone()
+                .ok_or("no client certificate for kubelets")?,
+            Some(Trust::Anybody) => {
+                pki::unverified_client_config().map_err(|error| error.to_string())?
+            }
+        };
+        let handshake =
+            TlsConnector::from(config).connect(ServerName::IpAddress(address.into()), stream);
+        let stream = match tokio::time::timeout(DIAL, handshake).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return Err(error.to_string()),
+            Err(_) => return Err("net/http: TLS handshake timeout".to_owned()),
+        };
+        if let Some(Trust::Kubelet(node)) = &location.tls
+            && !is_of_node(stream.get_ref().1.peer_certificates(), node)
+        {
             return Err(format!(
-                "dial tcp {place}: connect: {}",
-                describe_error(&error)
+                "the certificate of {place} is not that of node {node}"
             ));
         }
-        Err(_) => return Err(format!("dial tcp {place}: i/o timeout")),
-    };
-    // If the peer has disconnected, the first write fails.
-    let _ = stream.set_nodelay(true);
-    let config = match &location.tls {
-        None => return Ok(Transport::Plain(stream)),
-        Some(Trust::Kubelet(_)) => core
-            .config
-            .kubelet_tls
-            .clone()
-            .ok_or("no client certificate for kubelets")?,
-        Some(Trust::Anybody) => {
-            pki::unverified_client_config().map_err(|error| error.to_string())?
-        }
-    };
-    let handshake =
-        TlsConnector::from(config).connect(ServerName::IpAddress(address.into()), stream);
-    let stream = match tokio::time::timeout(DIAL, handshake).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return Err(error.to_string()),
-        Err(_) => return Err("net/http: TLS handshake timeout".to_owned()),
-    };
-    if let Some(Trust::Kubelet(node)) = &location.tls
-        && !is_of_node(stream.get_ref().1.peer_certificates(), node)
-    {
-        return Err(format!(
-            "the certificate of {place} is not that of node {node}"
-        ));
+        Ok(Transport::Tls(Box::new(stream)))
     }
-    Ok(Transport::Tls(Box::new(stream)))
 }
 
 /// Whether a verified certificate chain is that of the node's kubelet, by the names that the signer
@@ -104,7 +104,7 @@ fn describe_error(error: &std::io::Error) -> String {
 }
 
 /// Sends one request; polling the response's body drives the connection.
-pub(crate) async fn send(request: http::Request<RequestBody>, transport: Transport) -> Answer {
+pub(super) async fn send(request: http::Request<RequestBody>, transport: Transport) -> Answer {
     let failed =
         |error: hyper::Error| Status::service_unavailable(format!("{}: {error}", super::UNREACHED));
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(transport))
