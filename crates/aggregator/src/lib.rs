@@ -2,7 +2,8 @@
 //! availability, and their discovery and OpenAPI. The request pipeline forwards requests; this
 //! crate does no authorization.
 //!
-//! [`Upkeep`] watches APIServices and maintains their `Available` condition. Every backend has its
+//! [`keep_local`] maintains the APIServices of what this server serves itself. [`Upkeep`] watches APIServices and
+//! maintains their `Available` condition. Every backend has its
 //! own tasks, so a hanging one delays no other.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -11,8 +12,10 @@ mod availability;
 mod discovery;
 pub mod front_proxy;
 mod link;
+mod local;
 mod metrics;
 mod openapi;
+mod priorities;
 mod slots;
 mod upkeep;
 
@@ -25,6 +28,7 @@ use rustls::client::ResolvesClientCert;
 use webhook::Services;
 
 pub use link::{Link, ProxyBody, Target};
+pub use local::{keep_local, local_priorities};
 pub use metrics::Metrics;
 pub use openapi::Swagger;
 pub use slots::{Slot, Slots};

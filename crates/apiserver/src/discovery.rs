@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use aggregator::{ApiServiceSnapshot, ApiServices, Backend, Priorities};
+use aggregator::{ApiServiceSnapshot, ApiServices, Backend, Priorities, local_priorities};
 use apiextensions::versions::priority;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
@@ -18,7 +18,7 @@ use registry::{Table, api_version};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    Body, Resource, api_services,
+    Body, Resource,
     media::{self, Encoding},
     respond::{self, Answer},
 };
@@ -183,7 +183,7 @@ fn groups<'a>(view: &View<'a>) -> Vec<Group<'a>> {
             let known = view.services.priorities(group, version);
             Version {
                 name: version,
-                priorities: known.unwrap_or_else(|| api_services::priorities(group, version)),
+                priorities: known.unwrap_or_else(|| local_priorities(group, version)),
                 server: Server::Local(Vec::new()),
             }
         });

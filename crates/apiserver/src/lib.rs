@@ -9,7 +9,6 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod api_services;
 mod bootstrap;
 mod config;
 mod convert;
@@ -31,7 +30,6 @@ mod page;
 mod pieces;
 mod pipeline;
 mod policy_parameters;
-mod policy_status;
 mod selection;
 mod server;
 mod servers;

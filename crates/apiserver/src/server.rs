@@ -2,14 +2,15 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use admission::policy::status;
 use futures::future::BoxFuture;
 use lifecycle::{Context, Outcome, Run, Service};
 use tokio::net::TcpListener;
 use tracing::{debug, info};
 
 use crate::{
-    Config, Error, LocalService, Registry, Store, User, api_services, bootstrap, definitions,
-    identity, pipeline::Core, servers::Servers, started::Part, token_uses, usage,
+    Config, Error, LocalService, Registry, Store, User, bootstrap, definitions, identity,
+    pipeline::Core, servers::Servers, started::Part, token_uses, usage, user,
 };
 
 /// Diagnoses pods that are not scheduled.
@@ -41,6 +42,11 @@ impl ApiServer {
     /// A transport for a client in this process that acts as `user`.
     pub fn connect(&self, user: User) -> LocalService {
         LocalService::new(self.core.clone(), user)
+    }
+
+    /// The client of the server's own tasks.
+    fn own_client(&self) -> LocalService {
+        self.connect(User::new("system:apiserver", [user::MASTERS]))
     }
 
     /// Sets the source of pod diagnoses. Only the first call has an effect.
@@ -101,7 +107,7 @@ impl ApiServer {
             .await
             .map_err(Error::Bootstrap)?;
         done(Part::Objects);
-        let writer = self.connect(User::new("system:apiserver", ["system:masters"]));
+        let writer = self.own_client();
         let core = self.core.clone();
         context.spawn("rbac-defaults", async move {
             auth::authz::defaults::write(writer, core.access.rbac.clone()).await;
@@ -111,7 +117,7 @@ impl ApiServer {
             fairness: self.core.fairness.clone(),
             reader: self.core.reader.clone(),
             clock: self.core.config.clock.clone(),
-            api: Box::new(self.connect(User::new("system:apiserver", ["system:masters"]))),
+            api: Box::new(self.own_client()),
         };
         flow_control.begin().await.map_err(Error::Bootstrap)?;
         done(Part::FlowControl);
@@ -127,7 +133,7 @@ impl ApiServer {
             aggregator: self.core.aggregator.clone(),
             reader: self.core.reader.clone(),
             clock: self.core.config.clock.clone(),
-            api: Arc::new(self.connect(User::new("system:apiserver", ["system:masters"]))),
+            api: Arc::new(self.own_client()),
             metrics: self.core.metrics.aggregation.clone(),
         };
         aggregation.load().await.map_err(Error::Bootstrap)?;
@@ -139,7 +145,10 @@ impl ApiServer {
             "bootstrap",
             bootstrap::keep(self.core.clone(), servers, living),
         );
-        context.spawn("api-services", api_services::keep(self.core.clone()));
+        let (core, reader) = (self.core.clone(), self.core.reader.clone());
+        let synced = move || core.started.finish(Part::ApiServices);
+        let api_services = aggregator::keep_local(reader, Arc::new(self.own_client()), synced);
+        context.spawn("api-services", api_services);
         let identity = identity::keep(self.core.clone(), context.token());
         context.spawn_draining("identity", identity);
         context.spawn("flow-control", flow_control.keep());
@@ -149,10 +158,10 @@ impl ApiServer {
         let core = self.core.clone();
         let synced = move || core.started.finish(Part::Addresses);
         let allocator = self.core.service_allocator.clone();
-        context.spawn(
-            "validating-admission-policy-status",
-            crate::policy_status::keep(self.core.clone()),
-        );
+        let user = User::service_account("kube-system", status::CONTROLLER);
+        let (reader, clock) = (self.core.reader.clone(), self.core.config.clock.clone());
+        let policy_status = status::keep(reader, Arc::new(self.connect(user)), clock);
+        context.spawn("validating-admission-policy-status", policy_status);
         context.spawn(
             "service-addresses",
             service_allocator::keep(allocator, synced),

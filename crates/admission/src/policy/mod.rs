@@ -19,6 +19,7 @@ mod mutating_plugin;
 mod params;
 mod source;
 mod spec;
+pub mod status;
 pub mod type_checking;
 mod validating;
 mod validating_plugin;

@@ -2,33 +2,29 @@
 //! APIServices of built-in groups are created at startup and not corrected afterwards; those of
 //! custom resources follow their definitions. Objects without the automanaged label are left alone.
 
-mod priorities;
-
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
     time::Duration,
 };
 
-use aggregator::Priorities;
 use http::Method;
 use kinds::tree;
 use machinery::{
     Object, Value,
     json::{Map, json},
 };
+use registry::{Reader, Readings, Stored, Table};
+use request::Client;
 use stdx::Backoff;
 use tokio::sync::Notify;
 
-use registry::{Readings, Stored, Table};
-use request::Client;
+use crate::{GROUP, PLURAL, Priorities, priorities};
 
-use crate::{LocalService, User, pipeline::Core, started::Part, user};
-
-const GROUP: &str = "apiregistration.k8s.io";
-const PLURAL: &str = "apiservices";
 const DEFINITIONS: (&str, &str) = ("apiextensions.k8s.io", "customresourcedefinitions");
 const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
+/// The group that another server may take over, and its APIService.
+const METRICS: (&str, &str) = ("metrics.k8s.io", "v1beta1.metrics.k8s.io");
 /// The field manager of these objects.
 const MANAGER: &str = "kube-apiserver";
 /// The label of objects that this server manages; its value says when they are corrected.
@@ -43,27 +39,25 @@ const CUSTOM: (i64, i64) = (1000, 100);
 const RETRY_INITIAL: Duration = Duration::from_millis(20);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// Keeps the APIServices up to date for as long as the server runs.
-pub(crate) async fn keep(core: Arc<Core>) {
-    if core.reader.resource(GROUP, PLURAL).is_none() {
-        return core.started.finish(Part::ApiServices);
+/// Keeps the APIServices up to date for as long as the server runs. `synced` is called after each
+/// time they were.
+pub async fn keep_local(reader: Reader, api: Arc<dyn Client>, synced: impl Fn() + Send + Sync) {
+    if reader.resource(GROUP, PLURAL).is_none() {
+        return synced();
     }
     let changed = Notify::new();
     let (group, plural) = DEFINITIONS;
-    let reader = &core.reader;
     let watches = [(GROUP, PLURAL), (group, plural)]
         .map(|(group, plural)| reader.tell_of_changes(group, plural, &changed));
-    let writer = User::new("system:apiserver", [user::MASTERS]);
-    let api = LocalService::new(core.clone(), writer);
     let work = async {
         let mut backoff = Backoff::new(RETRY_INITIAL, RETRY_MAX);
         let mut starts = true;
         let mut known = ParsedApiServices::default();
         loop {
             changed.notified().await;
-            match known.reconcile(&core, &api, starts).await {
+            match known.reconcile(&reader, &*api, starts).await {
                 Ok(()) => {
-                    core.started.finish(Part::ApiServices);
+                    synced();
                     starts = false;
                     backoff.reset();
                 }
@@ -89,12 +83,12 @@ struct ParsedApiServices {
 impl ParsedApiServices {
     async fn reconcile(
         &mut self,
-        core: &Core,
-        api: &LocalService,
+        reader: &Reader,
+        api: &dyn Client,
         starts: bool,
     ) -> Result<(), String> {
         let list = async |group: &str, plural: &str| {
-            let listed = core.reader.list_readable(group, plural).await;
+            let listed = reader.list_readable(group, plural).await;
             listed.map_err(|status| status.to_string())
         };
         let (group, plural) = DEFINITIONS;
@@ -108,7 +102,7 @@ impl ParsedApiServices {
         let stored = readable.objects();
         let services = self.services.update(&stored, Service::read);
         let mut wanted = custom(definitions.iter().flat_map(|one| one.iter()));
-        wanted.extend(own(&core.registry.table()));
+        wanted.extend(own(&reader.table()));
         // An APIService that cannot be read exists.
         wanted.retain(|name, _| !unreadable.contains(name));
         let mut changes = changes(&services, wanted, starts);
@@ -152,7 +146,7 @@ enum Change {
     Delete(String),
 }
 
-async fn write(api: &LocalService, change: Change, stored: &[Arc<Stored>]) -> Result<(), String> {
+async fn write(api: &dyn Client, change: Change, stored: &[Arc<Stored>]) -> Result<(), String> {
     let (method, path, body) = match change {
         Change::Create(object) => (Method::POST, PATH.to_owned(), Some(object)),
         Change::Update(name, spec) => {
@@ -171,7 +165,7 @@ async fn write(api: &LocalService, change: Change, stored: &[Arc<Stored>]) -> Re
 
 /// The default priorities of groups that this server serves itself; an APIService may override
 /// them.
-pub(crate) fn priorities(group: &str, version: &str) -> Priorities {
+pub fn local_priorities(group: &str, version: &str) -> Priorities {
     let (group, version) = priorities::group_and_version_priority(group, version).unwrap_or(CUSTOM);
     Priorities { group, version }
 }
@@ -223,7 +217,7 @@ fn own(table: &Table) -> ByName {
         let (group, version) = (&resource.group, &resource.version);
         // This server serves metrics again as soon as no other server does.
         let managed = match group.as_str() {
-            metrics_api::GROUP => ALWAYS,
+            group if group == METRICS.0 => ALWAYS,
             _ => ON_START,
         };
         Some(DesiredApiService {
@@ -258,8 +252,7 @@ fn custom<'a>(versions: impl Iterator<Item = &'a (String, String)>) -> ByName {
 
 /// Whether an APIService hands a group that this server could serve to another server.
 fn is_taken_over(object: &Object) -> bool {
-    tree::name(object) == metrics_api::API_SERVICE
-        && tree::get(object, "spec")["service"] != Value::Null
+    tree::name(object) == METRICS.1 && tree::get(object, "spec")["service"] != Value::Null
 }
 
 /// The writes that bring the stored APIServices to the desired state.
@@ -295,8 +288,9 @@ fn changes(stored: &[Arc<Service>], wanted: ByName, starts: bool) -> Vec<Change>
 
 #[cfg(test)]
 mod tests {
+    use registry::Registry;
+
     use super::*;
-    use crate::Registry;
 
     fn wanted(name: &str, managed: &'static str, priority: i64) -> DesiredApiService {
         let (version, group) = name.split_once('.').unwrap();

@@ -9,36 +9,33 @@ use kinds::tree;
 use machinery::{Object, Value, json::json};
 use registry::{Reader, Table};
 use request::Client;
-use stdx::Backoff;
+use stdx::{Backoff, Clock};
 use tokio::sync::Notify;
 
-use crate::{LocalService, User, pipeline::Core};
-use admission::policy::type_checking;
+use super::type_checking;
 
 const GROUP: &str = "admissionregistration.k8s.io";
 const PLURAL: &str = "validatingadmissionpolicies";
-/// The name of upstream's controller.
-const CONTROLLER: &str = "validatingadmissionpolicy-status-controller";
+/// The name of upstream's controller; the client writes as the service account of this name.
+pub const CONTROLLER: &str = "validatingadmissionpolicy-status-controller";
 const RETRY_INITIAL: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// Keeps the statuses up to date for as long as the server runs.
-pub(crate) async fn keep(core: Arc<Core>) {
-    if core.reader.resource(GROUP, PLURAL).is_none() {
+pub async fn keep(reader: Reader, api: Arc<dyn Client>, clock: Arc<dyn Clock>) {
+    if reader.resource(GROUP, PLURAL).is_none() {
         return;
     }
-    let user = User::service_account("kube-system", CONTROLLER);
-    let api = LocalService::new(core.clone(), user);
     let changed = Notify::new();
-    let watch = core.reader.tell_of_changes(GROUP, PLURAL, &changed);
+    let watch = reader.tell_of_changes(GROUP, PLURAL, &changed);
     let work = async {
         let mut backoff = Backoff::new(RETRY_INITIAL, RETRY_MAX);
         loop {
             changed.notified().await;
-            if follow(&core.reader, &api).await {
+            if follow(&reader, &*api).await {
                 backoff.reset();
             } else {
-                core.config.clock.sleep(backoff.step()).await;
+                clock.sleep(backoff.step()).await;
                 changed.notify_one();
             }
         }
@@ -115,9 +112,10 @@ mod tests {
     use async_trait::async_trait;
     use parking_lot::Mutex;
 
-    use super::*;
-    use crate::Registry;
+    use registry::Registry;
     use registry_testing::object;
+
+    use super::*;
 
     /// Answers with these codes, one after the other.
     struct Answers(Mutex<Vec<u16>>);
