@@ -8,7 +8,7 @@ use machinery::{Object, Status, Value};
 use store::Freshness;
 
 use crate::{
-    Resource, User,
+    Config, Resource, User,
     admission::{Effects, RequestOptions},
     failure, identity, kubernetes_service, meta,
     pipeline::Core,
@@ -44,19 +44,19 @@ pub(crate) async fn ensure(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> 
         )
         .await?;
     }
-    for wanted in fixed(core) {
+    for wanted in fixed(&core.config) {
         create(core, wanted).await?;
     }
     create(core, token_tracking(core)).await?;
-    create_or_correct(core, authentication(core), AUTHENTICATION).await?;
+    create_or_correct(core, authentication(&core.config), AUTHENTICATION).await?;
     ready_range(core).await?;
     kubernetes_service::repair(core, servers).await
 }
 
 /// The addresses of all live servers: this one, and others over the same store.
 pub(crate) async fn living(core: &Arc<Core>, servers: &Servers) -> BTreeSet<SocketAddr> {
-    let own = core.advertise();
-    let port = core.port.get().copied().unwrap_or(own.port());
+    let own = core.state.advertise();
+    let port = core.state.port.get().copied().unwrap_or(own.port());
     let mut living = BTreeSet::from([SocketAddr::new(own.ip(), port)]);
     if core.config.server_name.is_some() {
         match identity::leases(core).await {
@@ -95,8 +95,7 @@ const AUTHENTICATION: &[&[&str]] = &[
     &["data", "requestheader-extra-headers-prefix"],
 ];
 
-fn authentication(core: &Core) -> RequiredObject {
-    let config = &core.config;
+fn authentication(config: &Config) -> RequiredObject {
     let object = json!({
         "metadata": {"name": "extension-apiserver-authentication", "namespace": "kube-system"},
         "data": {
@@ -119,7 +118,7 @@ fn authentication(core: &Core) -> RequiredObject {
 /// Marks the first ServiceCIDR ready.
 async fn ready_range(core: &Arc<Core>) -> Result<(), Status> {
     let name = json!({"metadata": {"name": "kubernetes"}});
-    let table = core.registry.table();
+    let table = core.storage.registry.table();
     let found = table
         .any_version("networking.k8s.io", "servicecidrs")
         .cloned();
@@ -158,7 +157,7 @@ pub(crate) async fn keep(core: Arc<Core>, servers: Servers, mut known: BTreeSet<
     };
     let clock = &core.config.clock;
     let mut repaired = clock.now();
-    let mut advertised = core.advertised.subscribe();
+    let mut advertised = core.state.advertised.subscribe();
     loop {
         tokio::select! {
             () = clock.sleep(every) => {}
@@ -180,8 +179,7 @@ pub(crate) async fn keep(core: Arc<Core>, servers: Servers, mut known: BTreeSet<
     }
 }
 
-fn fixed(core: &Core) -> Vec<RequiredObject> {
-    let config = &core.config;
+fn fixed(config: &Config) -> Vec<RequiredObject> {
     let cidrs: Vec<String> = config
         .service_cidrs
         .iter()
@@ -251,13 +249,13 @@ fn decoded(resource: &Resource, object: Value) -> Result<Object, Status> {
 }
 
 async fn create(core: &Arc<Core>, wanted: RequiredObject) -> Result<(), Status> {
-    let table = core.registry.table();
+    let table = core.storage.registry.table();
     let found = table.any_version(wanted.group, wanted.plural).cloned();
     drop(table);
     let Some(resource) = found else { return Ok(()) };
     let write = write(core, resource.clone(), &wanted.object);
     let key = resource.key(&write.namespace, &write.name);
-    let read = match core.store.get(&key, Freshness::Newest).await {
+    let read = match core.storage.store.get(&key, Freshness::Newest).await {
         // It exists. The store has logged it.
         Err(store::Error::Unreadable(_)) => return Ok(()),
         read => read.map_err(failure::of_store)?,
@@ -275,7 +273,7 @@ async fn create(core: &Arc<Core>, wanted: RequiredObject) -> Result<(), Status> 
 /// Whether the stored object cannot be read. It is left as it is.
 async fn is_unreadable(write: &Write) -> Result<bool, Status> {
     let key = write.resource.key(&write.namespace, &write.name);
-    match write.core.store.get(&key, Freshness::Newest).await {
+    match write.core.storage.store.get(&key, Freshness::Newest).await {
         Err(store::Error::Unreadable(_)) => Ok(true),
         read => read.map(|_| false).map_err(failure::of_store),
     }
@@ -288,6 +286,7 @@ pub(crate) async fn create_or_correct(
     parts: &'static [&'static [&'static str]],
 ) -> Result<(), Status> {
     let found = core
+        .storage
         .registry
         .table()
         .any_version(wanted.group, wanted.plural)

@@ -71,6 +71,7 @@ fn admin_result(object: &Object, old: &Object) -> Option<PathBuf> {
 async fn check_namespace(write: &Write, path: &Path<'_>, errors: &mut Errors) {
     let found = write
         .core
+        .storage
         .reader
         .get("", "namespaces", "", &write.namespace)
         .await;

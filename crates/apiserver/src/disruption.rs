@@ -34,7 +34,7 @@ pub(crate) struct Allowed {
 /// Takes one disruption from the pod's budget if it needs one, or refuses the eviction.
 pub(crate) async fn allow(write: &Write) -> Result<Allowed, Status> {
     let key = write.resource.key(&write.namespace, &write.name);
-    let read = write.core.store.get(&key, Freshness::Newest).await;
+    let read = write.core.storage.store.get(&key, Freshness::Newest).await;
     let (_, entry) = read.map_err(failure::of_store)?;
     let entry = entry.ok_or_else(|| write.not_found(&write.name))?;
     let (pod, revision) = (entry.object.parse(), entry.mod_revision);
@@ -48,7 +48,7 @@ pub(crate) async fn allow(write: &Write) -> Result<Allowed, Status> {
             ..Allowed::default()
         });
     }
-    let registry = &write.core.registry;
+    let registry = &write.core.storage.registry;
     let Some(budgets) = registry.get("policy", "v1", "poddisruptionbudgets") else {
         return Ok(Allowed::default());
     };
@@ -74,7 +74,7 @@ pub(crate) async fn allow(write: &Write) -> Result<Allowed, Status> {
 
 /// The one budget that selects the pod.
 async fn only_budget(write: &Write, pod: &Object) -> Result<Option<Arc<Stored>>, Status> {
-    let reader = &write.core.reader;
+    let reader = &write.core.storage.reader;
     let listed = reader.list("policy", "poddisruptionbudgets", &write.namespace);
     let (_, listed) = listed.await?;
     let mut matching = listed.iter().filter(|b| selects(&b.parse(), pod));

@@ -72,7 +72,7 @@ pub(crate) fn indicators(request: &Request) -> Answer {
 }
 
 async fn checks(core: &Core, endpoint: &str) -> Vec<Check> {
-    let store = core.store.revision().await.err();
+    let store = core.storage.store.revision().await.err();
     let store = store.map(|error| error.to_string());
     let mut checks: Vec<Check> = Vec::new();
     let mut add = |name: &str, failure: Option<String>| {
@@ -86,14 +86,14 @@ async fn checks(core: &Core, endpoint: &str) -> Vec<Check> {
         add(name, store.clone().filter(|_| is_of_store));
     }
     let unfinished = |part: Part| {
-        let is_finished = core.started.is_finished(part);
+        let is_finished = core.state.started.is_finished(part);
         (!is_finished).then(|| "not finished".to_owned())
     };
     for (name, part) in HOOKS {
         add(name, unfinished(*part));
     }
     if endpoint == "readyz" {
-        let stopping = core.http.stopping.is_cancelled();
+        let stopping = core.traffic.http.stopping.is_cancelled();
         let stopping = stopping.then(|| "process is shutting down".to_owned());
         add("etcd-readiness", store);
         let informers = [Part::Plugins, Part::FlowControl, Part::Definitions];

@@ -61,7 +61,7 @@ pub(crate) async fn before_create(
     object: &mut Object,
 ) -> Result<Vec<Op<Draft>>, Status> {
     if is(&write.resource, "", "services") {
-        let allocator = &write.core.service_allocator;
+        let allocator = &write.core.writes.service_allocator;
         return allocator.on_create(service_write(write), object).await;
     }
     let user = &write.user;
@@ -89,7 +89,7 @@ pub(crate) async fn before_update(
     old: &Object,
 ) -> Result<Vec<Op<Draft>>, Status> {
     if is(&write.resource, "", "services") && write.subresource.is_empty() {
-        let allocator = &write.core.service_allocator;
+        let allocator = &write.core.writes.service_allocator;
         return allocator.on_update(service_write(write), object, old).await;
     }
     Ok(Vec::new())

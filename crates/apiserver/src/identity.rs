@@ -33,11 +33,12 @@ const LOOK_EVERY: SignedDuration = SignedDuration::from_secs(3600);
 /// Keeps the lease until the server stops.
 pub(crate) async fn keep(core: Arc<Core>, stopping: CancellationToken) {
     if core
+        .storage
         .reader
         .resource("coordination.k8s.io", "leases")
         .is_none()
     {
-        return core.started.finish(Part::Identity);
+        return core.state.started.finish(Part::Identity);
     }
     let writer = User::new("system:apiserver", [user::MASTERS]);
     let api = LocalService::new(core.clone(), writer);
@@ -47,8 +48,8 @@ pub(crate) async fn keep(core: Arc<Core>, stopping: CancellationToken) {
         None => RENEW_EVERY,
     };
     let name = name.unwrap_or_else(hostname);
-    let mut mine = Identity::new(&name, core.advertise().to_string());
-    let mut advertised = core.advertised.subscribe();
+    let mut mine = Identity::new(&name, core.state.advertise().to_string());
+    let mut advertised = core.state.advertised.subscribe();
     let clock = &core.config.clock;
     // A Lease left by an earlier run says nothing about this one.
     report(mine.delete(&api).await);
@@ -57,7 +58,7 @@ pub(crate) async fn keep(core: Arc<Core>, stopping: CancellationToken) {
         let now = clock.now();
         let renewed = mine.renew(&api, now).await;
         if renewed.is_ok() {
-            core.started.finish(Part::Identity);
+            core.state.started.finish(Part::Identity);
         }
         report(renewed);
         if looked.is_none_or(|looked| now.duration_since(looked) >= LOOK_EVERY) {

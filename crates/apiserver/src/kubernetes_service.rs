@@ -47,9 +47,9 @@ fn slice_names(groups: &Groups) -> BTreeMap<String, u16> {
 
 /// Writes these servers' addresses into the Service's endpoints.
 pub(crate) async fn repair(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> Result<(), Status> {
-    let advertise = core.advertise();
+    let advertise = core.state.advertise();
     let groups = groups(servers);
-    let own = core.port.get().copied().unwrap_or(advertise.port());
+    let own = core.state.port.get().copied().unwrap_or(advertise.port());
     let port = groups.keys().next().copied().unwrap_or(own);
     let Some((base, _)) = core.config.service_cidrs.first() else {
         return Ok(());

@@ -96,7 +96,7 @@ impl Core {
 
 /// The stages up to the handler.
 async fn serve(mut arrival: Arrival, body: Option<RequestBody>, exchange: &mut Exchange) -> Answer {
-    let deadline = deadline::of_request(&exchange.core, &arrival.query)?;
+    let deadline = deadline::of_request(exchange.core.config.limits.deadline, &arrival.query)?;
     let mut user = authenticate::authenticate(&arrival, exchange).await?;
     audit::begin(&arrival, &user, exchange);
     impersonate::apply(&mut arrival, &mut user, exchange).await?;

@@ -112,7 +112,7 @@ impl Target {
 
 /// A policy requires read access to every object of its paramKind.
 async fn of_policy(write: &Write, kind: &Value) -> Result<(), String> {
-    let (target, _) = Target::from_param_kind(kind, &write.core.reader.table());
+    let (target, _) = Target::from_param_kind(kind, &write.core.storage.reader.table());
     if target.is_readable(write, "get", "*", "*").await {
         return Ok(());
     }
@@ -131,14 +131,19 @@ async fn of_binding(write: &Write, spec: &Value) -> Result<(), String> {
         _ => "validatingadmissionpolicies",
     };
     let name = tree::text(&spec["policyName"]);
-    let policy = write.core.reader.get(GROUP, policies, "", name).await;
+    let policy = write
+        .core
+        .storage
+        .reader
+        .get(GROUP, policies, "", name)
+        .await;
     let policy = policy.ok().flatten().map(|stored| stored.parse());
     let kind = policy
         .as_ref()
         .map(|policy| &tree::get(policy, "spec")["paramKind"]);
     let (target, is_served) = match kind {
         Some(kind) if tree::is_set(kind) => {
-            Target::from_param_kind(kind, &write.core.reader.table())
+            Target::from_param_kind(kind, &write.core.storage.reader.table())
         }
         _ => (Target::everything(), true),
     };

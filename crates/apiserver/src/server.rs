@@ -52,14 +52,14 @@ impl ApiServer {
     /// Sets the source of pod diagnoses. Only the first call has an effect.
     pub fn set_diagnoses(&self, diagnoses: Arc<dyn Diagnose>) {
         // A second call is ignored.
-        let _ = self.core.diagnoses.set(diagnoses);
+        let _ = self.core.observations.diagnoses.set(diagnoses);
     }
 
     /// Changes the address at which clients reach this server: its Lease and the `kubernetes`
     /// Service follow.
     pub fn set_advertise(&self, advertise: SocketAddr) {
         let changes = |known: &mut SocketAddr| std::mem::replace(known, advertise) != advertise;
-        self.core.advertised.send_if_modified(changes);
+        self.core.state.advertised.send_if_modified(changes);
     }
 
     /// The listening address, once known.
@@ -92,13 +92,13 @@ impl ApiServer {
         let listener = TcpListener::bind(listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         // If the service restarts after a failure, the port stays that of the first run.
-        let _ = self.core.port.set(address.port());
+        let _ = self.core.state.port.set(address.port());
         Ok((listener, address))
     }
 
     /// Does what must be done before the first request, and starts the tasks that run beside requests.
     async fn start(&self, context: &Context) -> Result<(), Error> {
-        let done = |part| self.core.started.finish(part);
+        let done = |part| self.core.state.started.finish(part);
         self.start_plugins(context);
         done(Part::Plugins);
         let servers = Servers::default();
@@ -111,11 +111,11 @@ impl ApiServer {
         let core = self.core.clone();
         context.spawn("rbac-defaults", async move {
             auth::authz::defaults::write(writer, core.access.rbac.clone()).await;
-            core.started.finish(Part::Roles);
+            core.state.started.finish(Part::Roles);
         });
         let flow_control = flowcontrol::Upkeep {
-            fairness: self.core.fairness.clone(),
-            reader: self.core.reader.clone(),
+            fairness: self.core.traffic.fairness.clone(),
+            reader: self.core.storage.reader.clone(),
             clock: self.core.config.clock.clone(),
             api: Box::new(self.own_client()),
         };
@@ -130,8 +130,8 @@ impl ApiServer {
             definitions::follow(self.core.clone(), loaded),
         );
         let aggregation = aggregator::Upkeep {
-            aggregator: self.core.aggregator.clone(),
-            reader: self.core.reader.clone(),
+            aggregator: self.core.remote.aggregator.clone(),
+            reader: self.core.storage.reader.clone(),
             clock: self.core.config.clock.clone(),
             api: Arc::new(self.own_client()),
             metrics: self.core.metrics.aggregation.clone(),
@@ -145,21 +145,24 @@ impl ApiServer {
             "bootstrap",
             bootstrap::keep(self.core.clone(), servers, living),
         );
-        let (core, reader) = (self.core.clone(), self.core.reader.clone());
-        let synced = move || core.started.finish(Part::ApiServices);
+        let (core, reader) = (self.core.clone(), self.core.storage.reader.clone());
+        let synced = move || core.state.started.finish(Part::ApiServices);
         let api_services = aggregator::keep_local(reader, Arc::new(self.own_client()), synced);
         context.spawn("api-services", api_services);
         let identity = identity::keep(self.core.clone(), context.token());
         context.spawn_draining("identity", identity);
         context.spawn("flow-control", flow_control.keep());
         context.spawn("resource-metrics", usage::collect(self.core.clone()));
-        let at_rest = registry::pack_at_rest(self.core.reader.clone());
+        let at_rest = registry::pack_at_rest(self.core.storage.reader.clone());
         context.spawn("objects-at-rest", at_rest);
         let core = self.core.clone();
-        let synced = move || core.started.finish(Part::Addresses);
-        let allocator = self.core.service_allocator.clone();
+        let synced = move || core.state.started.finish(Part::Addresses);
+        let allocator = self.core.writes.service_allocator.clone();
         let user = User::service_account("kube-system", status::CONTROLLER);
-        let (reader, clock) = (self.core.reader.clone(), self.core.config.clock.clone());
+        let (reader, clock) = (
+            self.core.storage.reader.clone(),
+            self.core.config.clock.clone(),
+        );
         let policy_status = status::keep(reader, Arc::new(self.connect(user)), clock);
         context.spawn("validating-admission-policy-status", policy_status);
         context.spawn(
@@ -178,7 +181,7 @@ impl ApiServer {
             };
             match accepted {
                 Ok((stream, remote)) => {
-                    let (http, core) = (self.core.http.clone(), self.core.clone());
+                    let (http, core) = (self.core.traffic.http.clone(), self.core.clone());
                     let served = http.serve(core, stream, remote);
                     context.spawn_draining("connection", served);
                 }
@@ -192,11 +195,11 @@ impl ApiServer {
 
     /// Waits until the writes that have begun are complete and all streams have ended.
     async fn drain(&self) {
-        self.core.http.stopping.cancel();
-        self.core.tasks.writes.close();
-        self.core.tasks.writes.wait().await;
-        self.core.http.streams.close();
-        self.core.http.streams.wait().await;
+        self.core.traffic.http.stopping.cancel();
+        self.core.writes.tasks.close();
+        self.core.writes.tasks.wait().await;
+        self.core.traffic.http.streams.close();
+        self.core.traffic.http.streams.wait().await;
     }
 
     fn start_plugins(&self, context: &Context) {
@@ -206,7 +209,7 @@ impl ApiServer {
         for authorizer in &self.core.access.authorizers {
             authorizer.start(context);
         }
-        for plugin in &self.core.admission {
+        for plugin in &self.core.writes.admission {
             plugin.start(context);
         }
     }

@@ -26,7 +26,7 @@ pub(crate) async fn track(core: Arc<Core>, uses: Arc<Uses>) {
 }
 
 async fn label(core: &Arc<Core>, namespace: &str, name: &str, uid: &str) -> Result<(), Status> {
-    let Some(resource) = core.registry.get("", "v1", "secrets") else {
+    let Some(resource) = core.storage.registry.get("", "v1", "secrets") else {
         return Ok(());
     };
     let write = Write {

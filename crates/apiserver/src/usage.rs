@@ -26,11 +26,11 @@ pub(crate) async fn collect(core: Arc<Core>) {
     if core.config.kubelet_tls.is_none() {
         return;
     }
-    let (reader, samples) = (core.reader.clone(), core.usage.clone());
+    let (reader, samples) = (core.storage.reader.clone(), core.observations.usage.clone());
     let clock = core.config.clock.clone();
     metrics_api::collect(
         reader,
-        Arc::new(Kubelets(core.backends.clone())),
+        Arc::new(Kubelets(core.remote.backends.clone())),
         samples,
         clock,
     )

@@ -55,7 +55,7 @@ pub(super) async fn begin(core: &Arc<Core>, definition: &Value) -> Result<(), St
 pub(super) fn spawn_empty(core: &Arc<Core>, definition: Value) {
     let core = core.clone();
     core.clone().tasks.streams.spawn(async move {
-        let stopping = core.http.stopping.clone();
+        let stopping = core.traffic.http.stopping.clone();
         tokio::select! {
             () = empty(&core, &definition) => {}
             () = stopping.cancelled() => {}
@@ -90,17 +90,17 @@ async fn empty(core: &Arc<Core>, definition: &Value) {
 /// One attempt; returns whether nothing is left to do.
 async fn try_empty(core: &Arc<Core>, definition: &Value) -> Result<bool, Status> {
     let name = name(definition);
-    let stored = core.reader.get(GROUP, PLURAL, "", &name).await?;
+    let stored = core.storage.reader.get(GROUP, PLURAL, "", &name).await?;
     if !stored.is_some_and(|stored| is_cleaned_up(&stored.parse(), definition)) {
         return Ok(true);
     }
     let (group, plural) = id(definition);
-    let is_built_in = core.registry.table().is_built_in(&group, &plural);
+    let is_built_in = core.storage.registry.table().is_built_in(&group, &plural);
     let ended = if holds(definition, "Established") && !is_built_in {
         if delete_all(core, &group, &plural).await? > 0 {
             return Ok(false);
         }
-        core.registry.undefine(&group, &plural);
+        core.storage.registry.undefine(&group, &plural);
         let message = "removed all instances";
         condition("Terminating", false, "InstanceDeletionCompleted", message)
     } else {
@@ -144,8 +144,13 @@ async fn set(core: &Arc<Core>, name: &str, condition: Value, release: bool) -> R
 
 /// Deletes every object once; returns how many remain.
 async fn delete_all(core: &Arc<Core>, group: &str, plural: &str) -> Result<usize, Status> {
-    let (_, objects) = core.reader.list(group, plural, "").await?;
-    let found = core.registry.table().any_version(group, plural).cloned();
+    let (_, objects) = core.storage.reader.list(group, plural, "").await?;
+    let found = core
+        .storage
+        .registry
+        .table()
+        .any_version(group, plural)
+        .cloned();
     let Some(resource) = found else { return Ok(0) };
     for object in objects {
         let header = &object.header;
@@ -156,7 +161,7 @@ async fn delete_all(core: &Arc<Core>, group: &str, plural: &str) -> Result<usize
             _ => {}
         }
     }
-    Ok(core.reader.list(group, plural, "").await?.1.len())
+    Ok(core.storage.reader.list(group, plural, "").await?.1.len())
 }
 
 #[cfg(test)]

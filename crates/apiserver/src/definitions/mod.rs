@@ -24,7 +24,7 @@ use machinery::{Object, Status, Value};
 use registry::Readable;
 use store::{Revision, WatchItem};
 
-use crate::{Resource, Stored, User, meta, pipeline::Core, user, write::Write};
+use crate::{Registry, Resource, Stored, User, meta, pipeline::Core, user, write::Write};
 
 pub(crate) use deletion::mark;
 use status::Names;
@@ -51,14 +51,14 @@ pub(crate) struct Definitions {
 
 /// Lists all definitions and serves them.
 pub(crate) async fn load(core: &Arc<Core>) -> Result<Definitions, Status> {
-    let readable = core.reader.list_readable(GROUP, PLURAL).await?;
+    let readable = core.storage.reader.list_readable(GROUP, PLURAL).await?;
     for definition in &readable.unreadable {
         tracing::error!(
             definition,
             "a CustomResourceDefinition cannot be read; its changes have no effect"
         );
     }
-    undefine_deleted(core, &readable);
+    undefine_deleted(&core.storage.registry, &readable);
     let revision = readable.revision;
     let all = readable.objects();
     let mut definitions = Definitions {
@@ -67,7 +67,13 @@ pub(crate) async fn load(core: &Arc<Core>) -> Result<Definitions, Status> {
         in_use: InUse::default(),
         unwritten: Unwritten::default(),
     };
-    for resource in core.registry.table().all().filter(|one| !one.custom) {
+    for resource in core
+        .storage
+        .registry
+        .table()
+        .all()
+        .filter(|one| !one.custom)
+    {
         definitions.in_use.reserve(resource.kind.names());
     }
     // Names accepted earlier stay accepted, whatever the order of processing.
@@ -83,17 +89,17 @@ pub(crate) async fn load(core: &Arc<Core>) -> Result<Definitions, Status> {
 
 /// Stops serving definitions that were deleted while nothing was watched. One that cannot be read any more was not
 /// deleted.
-fn undefine_deleted(core: &Core, readable: &Readable) {
+fn undefine_deleted(registry: &Registry, readable: &Readable) {
     let entries = readable.entries.iter();
     let mut names: HashSet<&str> = entries.map(|entry| entry.object.header.name()).collect();
     names.extend(readable.unreadable.iter().map(String::as_str));
-    let table = core.registry.table();
+    let table = registry.table();
     let served = table.all().filter(|one| one.custom);
     let deleted = served.filter(|one| !names.contains(&*format!("{}.{}", one.plural, one.group)));
     let deleted: Vec<_> = deleted.cloned().collect();
     drop(table);
     for resource in deleted {
-        core.registry.undefine(&resource.group, &resource.plural);
+        registry.undefine(&resource.group, &resource.plural);
     }
 }
 
@@ -101,7 +107,7 @@ fn undefine_deleted(core: &Core, readable: &Readable) {
 pub(crate) async fn follow(core: Arc<Core>, mut definitions: Definitions) {
     loop {
         let after = definitions.revision;
-        match core.reader.watch(GROUP, PLURAL, after).await {
+        match core.storage.reader.watch(GROUP, PLURAL, after).await {
             Ok(Some(events)) => {
                 let mut events = events.fuse();
                 loop {
@@ -203,7 +209,7 @@ impl Definitions {
                     current.push(now);
                 }
                 (None, Some(before)) => {
-                    self.forget(core, &before);
+                    self.forget(&core.storage.registry, &before);
                     freed.insert(id(&before).0);
                 }
                 (None, None) => {}
@@ -214,13 +220,13 @@ impl Definitions {
         self.revision = batch.revision.max(self.revision);
     }
 
-    fn forget(&mut self, core: &Core, definition: &Value) {
+    fn forget(&mut self, registry: &Registry, definition: &Value) {
         let (group, plural) = id(definition);
         let name = format!("{plural}.{group}");
         self.waiting.remove(&name);
         self.unwritten.remove(&name);
         self.in_use.release(&group, &plural);
-        core.registry.undefine(&group, &plural);
+        registry.undefine(&group, &plural);
     }
 
     /// Retries definitions of these groups whose names conflict, after one that held names has
@@ -229,7 +235,7 @@ impl Definitions {
         if !self.waiting.values().any(|group| groups.contains(group)) {
             return;
         }
-        match core.reader.list_readable(GROUP, PLURAL).await {
+        match core.storage.reader.list_readable(GROUP, PLURAL).await {
             Ok(readable) => {
                 let mut all = readable.objects();
                 let waits = |one: &Arc<Stored>| {
@@ -245,7 +251,7 @@ impl Definitions {
 
     /// Retries definitions whose status could not be written, in their current state.
     async fn write_again(&mut self, core: &Arc<Core>) {
-        match core.reader.list_readable(GROUP, PLURAL).await {
+        match core.storage.reader.list_readable(GROUP, PLURAL).await {
             Ok(readable) => {
                 let mut all = readable.objects();
                 all.retain(|one| self.unwritten.contains(one.header.name()));
@@ -262,7 +268,7 @@ impl Definitions {
             return;
         }
         // Objects up to the current revision may have been written under the previous schemas.
-        let now = core.store.revision().await;
+        let now = core.storage.store.revision().await;
         let since = now.map_or(Revision::MAX, |now| now + 1);
         let mut steps = Vec::new();
         for stored in all {
@@ -289,7 +295,7 @@ impl Definitions {
         let whole = Value::Object(definition);
         let (group, plural) = id(&whole);
         // Anyone who may write the status can claim that the names of a built-in kind were accepted.
-        let is_built_in = core.registry.table().is_built_in(&group, &plural);
+        let is_built_in = core.storage.registry.table().is_built_in(&group, &plural);
         if is_deleting {
             self.waiting.remove(&name);
             let established = holds(&whole, "Established") && !is_built_in;
@@ -351,7 +357,7 @@ async fn carry_out(core: &Arc<Core>, step: Step) -> Option<String> {
                 && let Some((plural, group)) = names.name.split_once('.')
             {
                 // Clients that see the condition find the resource in discovery.
-                core.registry.establish(group, plural);
+                core.storage.registry.establish(group, plural);
             }
         }
         Step::BeginDeletion(definition) => {

@@ -9,7 +9,7 @@ use machinery::Value;
 use store::Revision;
 
 use super::id;
-use crate::pipeline::Core;
+use crate::{Registry, pipeline::Core};
 
 /// Registers the served versions, the storage version first. A change that does not concern the
 /// kinds keeps the registered ones with their compiled schemas. `now` is the first revision whose
@@ -17,10 +17,10 @@ use crate::pipeline::Core;
 /// versions once the stored definition is established.
 pub(super) fn serve(core: &Core, definition: &Value, bytes: &Bytes, now: Revision) {
     let is_established = holds(definition, "Established");
-    if renew(core, definition, bytes) {
+    if renew(&core.storage.registry, definition, bytes) {
         if is_established {
             let (group, plural) = id(definition);
-            core.registry.establish(&group, &plural);
+            core.storage.registry.establish(&group, &plural);
         }
         return;
     }
@@ -31,9 +31,9 @@ pub(super) fn serve(core: &Core, definition: &Value, bytes: &Bytes, now: Revisio
         return;
     };
     let stored_name = stored["name"].as_str().unwrap_or_default();
-    let since = known_since(core, definition).unwrap_or(now);
+    let since = known_since(&core.storage.registry, definition).unwrap_or(now);
     let schemas = Arc::new(Schemas::new(bytes.clone()));
-    let (client, metrics) = (&core.conversion, &core.metrics.conversion);
+    let (client, metrics) = (&core.remote.conversion, &core.metrics.conversion);
     let conversion = Conversion::read(&definition["spec"], client, metrics).map(Arc::new);
     let read = |version: &Value| {
         let schemas = schemas.clone();
@@ -43,13 +43,14 @@ pub(super) fn serve(core: &Core, definition: &Value, bytes: &Bytes, now: Revisio
     let mut kinds = vec![read(stored)];
     let others = versions.iter().filter(|version| version["storage"] != true);
     kinds.extend(others.filter(|version| version["served"] == true).map(read));
-    core.registry
+    core.storage
+        .registry
         .define(kinds, stored["served"] == true, is_established);
 }
 
-fn renew(core: &Core, definition: &Value, bytes: &Bytes) -> bool {
+fn renew(registry: &Registry, definition: &Value, bytes: &Bytes) -> bool {
     let (group, plural) = id(definition);
-    let table = core.registry.table();
+    let table = registry.table();
     // All versions of a definition share its serialized bytes.
     let known = table.any_version(&group, &plural);
     let known = known.and_then(|known| known.definition.as_ref());
@@ -58,10 +59,10 @@ fn renew(core: &Core, definition: &Value, bytes: &Bytes) -> bool {
 
 /// The first revision whose objects are written by the definition's schemas, if these are the ones
 /// served already.
-fn known_since(core: &Core, definition: &Value) -> Option<Revision> {
+fn known_since(registry: &Registry, definition: &Value) -> Option<Revision> {
     let (group, plural) = id(definition);
     let spec = &definition["spec"];
-    let table = core.registry.table();
+    let table = registry.table();
     let known = table.versions(&group, &plural).filter(|known| known.custom);
     let mut known = known
         .filter_map(|known| known.definition.as_ref())

@@ -100,6 +100,6 @@ fn add_stored_version(object: &mut Value) {
 
 /// A write of a definition's status; `None` if CustomResourceDefinitions are not served.
 pub(super) fn status_write(core: &Arc<Core>, name: &str) -> Option<Write> {
-    let resource = core.registry.get(GROUP, "v1", PLURAL)?;
+    let resource = core.storage.registry.get(GROUP, "v1", PLURAL)?;
     Some(super::write(core, resource, "", name))
 }

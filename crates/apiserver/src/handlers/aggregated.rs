@@ -184,7 +184,7 @@ async fn upgrade(
     let joined = tunnel::upgrade_as(asked, identity, stream).await;
     let (agreed, splice) = joined.map_err(|error| unavailable(error.to_string()))?;
     if let Some(splice) = splice {
-        core.backends.streams.run(audit, splice.run());
+        core.remote.backends.streams.run(audit, splice.run());
     }
     Ok(handshake_response(agreed))
 }

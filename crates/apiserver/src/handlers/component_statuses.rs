@@ -60,7 +60,7 @@ async fn components(core: &Core) -> Vec<(&'static str, Result<(), String>)> {
             (*name, health)
         })
         .collect();
-    let store = core.store.revision().await;
+    let store = core.storage.store.revision().await;
     all.push((STORE, store.map(drop).map_err(|error| error.to_string())));
     all
 }

@@ -35,14 +35,18 @@ pub(super) async fn serve(mut request: Request, resource: Arc<Resource>) -> Answ
         body,
         audit: audit.map(|ticket| ticket as Arc<dyn AuditTrail>),
     };
-    let backends = &request.core.backends;
+    let backends = &request.core.remote.backends;
     backends.serve(connect, &resource.plural).await
 }
 
 /// Runs admission. Changed options take effect.
 async fn admit(request: &mut Request, resource: &Resource) -> Result<(), Status> {
     let core = request.core.clone();
-    let asked = core.admission.iter().any(|plugin| plugin.handles_connect());
+    let asked = core
+        .writes
+        .admission
+        .iter()
+        .any(|plugin| plugin.handles_connect());
     if !asked {
         return Ok(());
     }
@@ -67,13 +71,13 @@ async fn admit(request: &mut Request, resource: &Resource) -> Result<(), Status>
         dry_run: false,
         options: &given,
         old: None,
-        reader: &core.reader,
+        reader: &core.storage.reader,
         effects: &effects,
     };
     let timing = &core.metrics.admission;
     let mut admitted = before.clone();
-    admission::mutate(&core.admission, timing, &attributes, &mut admitted).await?;
-    admission::validate(&core.admission, timing, &attributes, Some(&admitted)).await?;
+    admission::mutate(&core.writes.admission, timing, &attributes, &mut admitted).await?;
+    admission::validate(&core.writes.admission, timing, &attributes, Some(&admitted)).await?;
     if admitted != before {
         if subject.subresource == "proxy" {
             let why = "admission may not change where a request is proxied to";

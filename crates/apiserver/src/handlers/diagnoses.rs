@@ -26,10 +26,15 @@ pub(super) async fn serve(request: Request) -> Answer {
     }
     let (namespace, name) = request.info.place();
     let none = || Status::not_found(GROUP, "pods", name);
-    let pod = request.core.reader.get("", "pods", namespace, name).await?;
+    let pod = request
+        .core
+        .storage
+        .reader
+        .get("", "pods", namespace, name)
+        .await?;
     let pod = pod.ok_or_else(none)?.parse();
     let uid = meta::text(&pod, "uid");
-    let scheduler = request.core.diagnoses.get().ok_or_else(none)?;
+    let scheduler = request.core.observations.diagnoses.get().ok_or_else(none)?;
     let diagnosis = scheduler.diagnose(uid).await.ok_or_else(none)?;
     let diagnosis: Object = json::from_slice(&diagnosis).map_err(Status::internal)?;
     let mut answer = Object::default();

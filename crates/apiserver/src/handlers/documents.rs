@@ -29,7 +29,7 @@ const FRONT: &str = "apiregistration.k8s.io";
 const COMPONENT: &str = "kube-apiserver";
 
 pub(super) async fn serve(request: Request) -> Answer {
-    let table = request.core.registry.kept_table();
+    let table = request.core.storage.registry.kept_table();
     let path = request.info.path.clone();
     if is_routed(&table, &path) && request.parts.method != Method::GET {
         return Err(Status::method_not_allowed());
@@ -49,15 +49,20 @@ pub(super) async fn serve(request: Request) -> Answer {
         "statusz" | "flagz" if matches!(path.as_str(), "/statusz" | "/flagz") => {
             zpage(&request, &table)
         }
-        "debug" => Ok(request.core.fairness.page(&path).unwrap_or_else(no_page)),
+        "debug" => Ok(request
+            .core
+            .traffic
+            .fairness
+            .page(&path)
+            .unwrap_or_else(no_page)),
         "openapi" => {
-            let services = request.core.aggregator.known();
+            let services = request.core.remote.aggregator.known();
             if let Some(backend) = describing(&services, bare) {
                 return super::aggregated::serve(request, backend).await;
             }
             let ask = openapi::DocumentRequest {
-                table: request.core.registry.kept_table(),
-                documents: request.core.openapi.clone(),
+                table: request.core.storage.registry.kept_table(),
+                documents: request.core.documents.openapi.clone(),
                 remote: services.remote().map(described).collect(),
                 headers: &request.parts.headers,
                 query: &request.query,
@@ -93,10 +98,17 @@ fn is_routed(table: &Table, path: &str) -> bool {
 }
 
 fn discover(request: &Request, table: &Table, path: &str) -> Option<Answer> {
-    let address = request.core.advertise().to_string();
+    let address = request.core.state.advertise().to_string();
     let (core, headers) = (&request.core, &request.parts.headers);
-    let moment = core.aggregator.moment();
-    discovery::serve(&core.discovery, table, &moment, path, headers, &address)
+    let moment = core.remote.aggregator.moment();
+    discovery::serve(
+        &core.documents.discovery,
+        table,
+        &moment,
+        path,
+        headers,
+        &address,
+    )
 }
 
 /// The aggregated server that describes the group and version of a path below `/openapi/v3`, if
@@ -124,7 +136,14 @@ fn described(backend: &Arc<Backend>) -> openapi::Remote {
 
 /// The server's metrics; objects are counted for each request.
 async fn metrics(request: &Request) -> Answer {
-    let resources: Vec<_> = request.core.registry.table().all().cloned().collect();
+    let resources: Vec<_> = request
+        .core
+        .storage
+        .registry
+        .table()
+        .all()
+        .cloned()
+        .collect();
     for resource in resources
         .iter()
         .filter(|r| r.storage.is_none() && !r.kind.is_virtual())
@@ -136,15 +155,15 @@ async fn metrics(request: &Request) -> Answer {
             freshness: store::Freshness::AtLeast(0),
             skip_unreadable: true,
         };
-        let listed = request.core.store.list(ask).await;
+        let listed = request.core.storage.store.list(ask).await;
         let listed = listed.map_err(crate::failure::of_store)?;
         let count = listed.entries.len() + listed.remaining + listed.unreadable.len();
         let metrics = &request.core.metrics.server;
         metrics.set_stored_objects(&resource.group, &resource.plural, count);
     }
     let metrics = &request.core.metrics.server;
-    metrics.set_unsent_bytes(request.core.http.budget.used());
-    let reader = &request.core.reader;
+    metrics.set_unsent_bytes(request.core.traffic.http.budget.used());
+    let reader = &request.core.storage.reader;
     let services = reader.list_readable(SERVICES.0, SERVICES.1).await?;
     let services = services.objects();
     let unavailable = services.iter().filter(|service| {
@@ -154,7 +173,7 @@ async fn metrics(request: &Request) -> Answer {
         !conditions.any(|one| one["type"] == "Available" && one["status"] == "True")
     });
     metrics.set_unavailable_services(unavailable.map(|service| service.header.name().to_string()));
-    if let Some(size) = request.core.store.size().await {
+    if let Some(size) = request.core.storage.store.size().await {
         metrics.set_store_size(size);
     }
     if let Some(audit) = &request.core.audit {
@@ -219,7 +238,7 @@ fn paths(request: &Request, table: &Table) -> Vec<String> {
             paths.push(format!("/apis/{}/{}", resource.group, resource.version));
         }
     }
-    for backend in request.core.aggregator.known().remote() {
+    for backend in request.core.remote.aggregator.known().remote() {
         paths.push(format!("/apis/{}", backend.group));
         paths.push(format!("/apis/{}/{}", backend.group, backend.version));
     }

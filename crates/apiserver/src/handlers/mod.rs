@@ -47,7 +47,7 @@ async fn route(request: Request) -> Answer {
         if subject.group == diagnoses::GROUP {
             return Box::pin(diagnoses::serve(request)).await;
         }
-        return routes::missing(&request.core.registry.table(), &subject.group);
+        return routes::missing(&request.core.storage.registry.table(), &subject.group);
     };
     if let Some(refused) = routes::refuse(&request.parts.method, &request.info, &resource) {
         return refused;

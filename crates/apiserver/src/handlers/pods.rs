@@ -43,6 +43,7 @@ enum BindingPath {
 pub(crate) async fn bind_named(request: Request) -> Answer {
     let pods = request
         .core
+        .storage
         .registry
         .get("", "v1", "pods")
         .ok_or_else(Status::path_not_found)?;

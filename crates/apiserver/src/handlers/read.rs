@@ -68,7 +68,7 @@ pub(crate) async fn get(request: Request, resource: Arc<Resource>) -> Answer {
     };
     let key = resource.key(namespace, name);
     let (all, begun) = (&request.core.metrics.server.storage, Instant::now());
-    let read = request.core.store.get(&key, freshness).await;
+    let read = request.core.storage.store.get(&key, freshness).await;
     let stores = &resource.stores;
     stores.count(all, &resource.labels, Operation::Get, begun, read.is_err());
     let (_, entry) = read.map_err(failure::of_store)?;
@@ -213,7 +213,7 @@ pub(crate) async fn list(request: Request, resource: Arc<Resource>) -> Answer {
     if response.body().is_stream() {
         response
             .body_mut()
-            .hold(request.core.http.budget.charge(held));
+            .hold(request.core.traffic.http.budget.charge(held));
     }
     Ok(response)
 }
@@ -288,7 +288,7 @@ async fn page(
     };
     let exactly = matches!(ask.freshness, Freshness::Exactly(_));
     let (all, begun) = (&request.core.metrics.server.storage, Instant::now());
-    let listed = request.core.store.list(ask).await;
+    let listed = request.core.storage.store.list(ask).await;
     let (stores, labels) = (&resource.stores, &resource.labels);
     stores.count(all, labels, Operation::List, begun, listed.is_err());
     let mut listed = match listed {

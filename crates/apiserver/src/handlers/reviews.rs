@@ -80,7 +80,7 @@ fn prepare_metadata(
         api_version: &resource.api_version,
         subresource: "",
         now: &meta::time(request.core.config.clock.now()),
-        versions: &Versions::new(resource, request.core.registry.kept_table()),
+        versions: &Versions::new(resource, request.core.storage.registry.kept_table()),
         reset: &[],
     };
     apply::track(None, review, &writer);
@@ -120,7 +120,7 @@ impl ReviewRequest<'_> {
             dry_run: self.options.dry_run,
             options: self.options,
             old: None,
-            reader: &self.request.core.reader,
+            reader: &self.request.core.storage.reader,
             effects: self.effects,
         }
     }
@@ -128,7 +128,7 @@ impl ReviewRequest<'_> {
     async fn answer(&self, review: &mut Object) -> Result<Value, Status> {
         meta::ensure_namespace_matches(review, self.namespace())?;
         let core = &self.request.core;
-        let (chain, timing) = (&core.admission, &core.metrics.admission);
+        let (chain, timing) = (&core.writes.admission, &core.metrics.admission);
         let name = meta::text(review, "name").to_owned();
         admission::mutate(chain, timing, &self.attributes(&name), review).await?;
         meta::ensure_namespace_matches(review, self.namespace())?;

@@ -43,7 +43,12 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
 async fn get(request: Request, resource: Arc<Resource>) -> Answer {
     let subject = request.info.resource.clone().unwrap_or_default();
     let key = resource.key(&subject.namespace, &subject.name);
-    let read = request.core.store.get(&key, store::Freshness::Newest).await;
+    let read = request
+        .core
+        .storage
+        .store
+        .get(&key, store::Freshness::Newest)
+        .await;
     let (_, entry) = read.map_err(failure::of_store)?;
     let missing = || Status::not_found(&resource.group, &resource.plural, &subject.name);
     let entry = entry.ok_or_else(missing)?;

@@ -110,7 +110,12 @@ async fn issue(
     write.mutate_part(VERSION, KIND, &mut asked).await?;
     check_place(write, &mut asked)?;
     let key = resource.key(&write.namespace, &write.name);
-    let read = request.core.store.get(&key, store::Freshness::Newest).await;
+    let read = request
+        .core
+        .storage
+        .store
+        .get(&key, store::Freshness::Newest)
+        .await;
     let (_, account) = read.map_err(failure::of_store)?;
     let account = account
         .ok_or_else(|| write.not_found(&write.name))?
@@ -256,7 +261,12 @@ async fn bound(
     if name.is_empty() {
         return Err(Status::bad_request("Name parameter required."));
     }
-    let found = request.core.reader.get("", plural, place, &name).await?;
+    let found = request
+        .core
+        .storage
+        .reader
+        .get("", plural, place, &name)
+        .await?;
     let object = found
         .ok_or_else(|| Status::not_found("", plural, &name))?
         .parse();
@@ -275,7 +285,12 @@ async fn bound(
     }
     let node = meta::spec_text(&object, "nodeName");
     let node = if kind == "Pod" && !node.is_empty() {
-        let found = request.core.reader.get("", "nodes", "", node).await?;
+        let found = request
+            .core
+            .storage
+            .reader
+            .get("", "nodes", "", node)
+            .await?;
         let uid = found.map(|found| meta::text(&found.parse(), "uid").to_owned());
         Some((node.to_owned(), uid.unwrap_or_default()))
     } else {

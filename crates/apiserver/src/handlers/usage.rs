@@ -18,7 +18,12 @@ pub(super) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     // Nodes and pods have the same names in both groups.
     let plural = resource.plural.as_str();
     if request.info.verb == "get" {
-        let found = request.core.reader.get("", plural, namespace, name).await?;
+        let found = request
+            .core
+            .storage
+            .reader
+            .get("", plural, namespace, name)
+            .await?;
         let found = found.ok_or_else(|| Status::not_found("", plural, name))?;
         let usage =
             metrics(&request, &resource, &found)?.ok_or_else(|| unknown(&resource, &found))?;
@@ -26,7 +31,12 @@ pub(super) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     }
     media::check_list(output.wanted, true, &resource)?;
     let selection = Selection::from_request(&resource, &request)?;
-    let (_, found) = request.core.reader.list("", plural, namespace).await?;
+    let (_, found) = request
+        .core
+        .storage
+        .reader
+        .list("", plural, namespace)
+        .await?;
     let selected = found.iter().filter(|one| selection.matches(one));
     let objects = selected.filter_map(|one| metrics(&request, &resource, one).transpose());
     let page = Page {
@@ -54,8 +64,8 @@ fn metrics(
     let core = &request.core;
     let now = core.config.clock.now();
     let object: Option<Object> = match resource.namespaced() {
-        true => metrics_api::pod_metrics(&core.usage, of, now),
-        false => metrics_api::node_metrics(&core.usage, of, now),
+        true => metrics_api::pod_metrics(&core.observations.usage, of, now),
+        false => metrics_api::node_metrics(&core.observations.usage, of, now),
     };
     let Some(object) = object else {
         return Ok(None);

@@ -206,7 +206,7 @@ fn over_websocket(
         Err(refused) => handshake_response(refused),
         Ok((agreed, pending)) => {
             let events = stream.flat_map(move |burst| futures::stream::iter(split(burst, framed)));
-            let streams = &request.core.backends.streams;
+            let streams = &request.core.remote.backends.streams;
             streams.run(request.audit.clone(), pending.send(events));
             handshake_response(agreed)
         }
@@ -348,7 +348,7 @@ impl<S: Sink> Watcher<S> {
         selection: Selection,
         options: Options,
     ) -> Result<Self, Status> {
-        let (store, resource) = (&request.core.store, &output.resource);
+        let (store, resource) = (&request.core.storage.store, &output.resource);
         let (namespace, _) = request.info.place();
         let prefix = match selection.name() {
             Some(name) if !resource.namespaced() || !namespace.is_empty() => {
@@ -398,7 +398,7 @@ impl<S: Sink> Watcher<S> {
             bookmarks: options.bookmarks,
             next_bookmark: Box::pin(tokio::time::sleep(BOOKMARK_EVERY)),
             ends: Box::pin(tokio::time::sleep(options.lasts)),
-            stopped: Stopped::new(request.core.http.stopping.clone()),
+            stopped: Stopped::new(request.core.traffic.http.stopping.clone()),
             rests: false,
             over: false,
             encoder: Encoder::new(output, metrics),

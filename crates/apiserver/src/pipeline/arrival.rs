@@ -81,11 +81,11 @@ pub(super) fn read(core: Arc<Core>, parts: Parts, caller: Caller) -> (Arrival, E
     let query = Query::parse(parts.uri.query().unwrap_or_default());
     let info = RequestInfo::new(&parts.method, parts.uri.path(), &query);
     let is_long_running = is_long_running(&info, &query);
-    let backend = core.aggregator.find(&info.path);
+    let backend = core.remote.aggregator.find(&info.path);
     let is_local = backend.is_none();
     let subject = info.resource.as_ref().filter(|_| is_local);
     let resource = subject.and_then(|subject| {
-        let registry = &core.registry;
+        let registry = &core.storage.registry;
         registry.get(&subject.group, &subject.version, &subject.resource)
     });
     let about = about(&info, resource.as_deref());
@@ -115,7 +115,7 @@ pub(super) fn read(core: Arc<Core>, parts: Parts, caller: Caller) -> (Arrival, E
         refusal: None,
         indents: is_local && !is_long_running && indent::wanted(&info.path, &query, &parts.headers),
         compresses: is_local && !is_long_running && compress::wanted(&parts.headers, &caller),
-        pace: pace::of_request(&core, &info, is_long_running, begun),
+        pace: pace::of_request(core.config.limits.deadline, &info, is_long_running, begun),
         about,
         core,
     };

@@ -11,7 +11,7 @@ use http::{Response, request::Parts};
 use jiff::Timestamp;
 use machinery::Status;
 use rustls::pki_types::CertificateDer;
-use server_metrics::AuthenticationResult;
+use server_metrics::{Access as AccessMetrics, AuthenticationResult};
 
 use super::{
     Caller, Core,
@@ -32,7 +32,7 @@ pub(super) async fn authenticate(
         Some(user) => Ok(user),
         None => ask(core, &arrival.parts, &arrival.caller).await,
     };
-    count(core, &known, asked.elapsed());
+    count(&core.metrics.server.access, &known, asked.elapsed());
     if let (Ok(user), Caller::Connection(connection)) = (&known, &arrival.caller)
         && user.name != user::ANONYMOUS
     {
@@ -78,7 +78,7 @@ fn ask<'a>(
                 Ok(Some(user)) => {
                     let user = Arc::new(user);
                     if by_certificate {
-                        count_expiry(core, &connection.certificates, now);
+                        count_expiry(&core.metrics.server.access, &connection.certificates, now);
                         connection.remember(now, user.clone());
                     }
                     return Ok(user);
@@ -102,23 +102,23 @@ fn ask<'a>(
 }
 
 /// Records the remaining lifetime of a certificate.
-fn count_expiry(core: &Core, certificates: &[CertificateDer<'_>], now: Timestamp) {
+fn count_expiry(access: &AccessMetrics, certificates: &[CertificateDer<'_>], now: Timestamp) {
     let first = certificates.first();
     let parsed = first.and_then(|der| x509_parser::parse_x509_certificate(der).ok());
     if let Some((_, certificate)) = parsed {
         let end = certificate.validity().not_after.timestamp();
         let left = (end - now.as_second()) as f64;
-        core.metrics.server.access.certificate(left);
+        access.certificate(left);
     }
 }
 
-fn count(core: &Core, known: &Result<Arc<User>, Status>, took: Duration) {
+fn count(access: &AccessMetrics, known: &Result<Arc<User>, Status>, took: Duration) {
     let (result, name) = match known {
         Ok(user) if user.name == user::ANONYMOUS => (AuthenticationResult::Failure, ""),
         Ok(user) => (AuthenticationResult::Success, user.name.as_str()),
         Err(_) => (AuthenticationResult::Error, ""),
     };
-    core.metrics.server.access.authenticated(result, name, took);
+    access.authenticated(result, name, took);
 }
 
 /// Response stage: warns of an Authorization header that no authenticator reads.

@@ -4,12 +4,10 @@ use std::time::Duration;
 
 use machinery::{Status, duration};
 
-use super::Core;
 use crate::query::Query;
 
-/// How long a request may take.
-pub(super) fn of_request(core: &Core, query: &Query) -> Result<Duration, Status> {
-    let most = core.config.limits.deadline;
+/// How long a request may take; `most` is the server's limit.
+pub(super) fn of_request(most: Duration, query: &Query) -> Result<Duration, Status> {
     let Some(asked) = query.filled("timeout") else {
         return Ok(most);
     };

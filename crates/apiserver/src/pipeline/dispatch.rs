@@ -123,7 +123,7 @@ pub(super) async fn dispatch(
         body: Mutex::new(body),
         seat: Mutex::new(seat.take_if(|_| is_long_running || is_passed_on)),
     };
-    let mut work = exchange.core.slots.run(handlers::dispatch(request));
+    let mut work = exchange.core.traffic.slots.run(handlers::dispatch(request));
     if is_long_running {
         return work.await;
     }

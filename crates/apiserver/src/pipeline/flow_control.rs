@@ -16,12 +16,12 @@ pub(super) async fn seat(
     exchange: &mut Exchange,
 ) -> Result<Option<Seat>, Response<Body>> {
     let core = &exchange.core;
-    exchange.flow = core.fairness.classify(user, &arrival.info);
+    exchange.flow = core.traffic.fairness.classify(user, &arrival.info);
     let Some(flow) = &exchange.flow else {
         return Ok(None);
     };
     let ask = flowcontrol::SeatRequest {
-        store: &core.store,
+        store: &core.storage.store,
         user,
         info: &arrival.info,
         query: &arrival.query,

@@ -1,16 +1,16 @@
 //! Response stage: time limits for sending the body.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::Response;
 use request::Pace;
 
-use super::{Core, arrival::Exchange};
+use super::arrival::Exchange;
 use crate::{Body, RequestInfo};
 
 /// The time limit for sending a request's response.
 pub(super) fn of_request(
-    core: &Core,
+    deadline: Duration,
     info: &RequestInfo,
     is_long_running: bool,
     begun: Instant,
@@ -24,7 +24,7 @@ pub(super) fn of_request(
         true if info.verb == "watch" => Pace::Steady,
         true => Pace::Endless,
         false if is_log() => Pace::Endless,
-        false => Pace::Until((begun + core.config.limits.deadline).into()),
+        false => Pace::Until((begun + deadline).into()),
     }
 }
 

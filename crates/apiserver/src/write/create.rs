@@ -190,7 +190,7 @@ fn validate(write: &Write, object: &Object, mut errors: Errors) -> Result<(), St
 /// Whether an object of this name exists, and is being deleted. One that cannot be read exists.
 async fn standing(write: &Write, name: &str) -> Result<Option<bool>, Status> {
     let key = write.resource.key(&write.namespace, name);
-    match write.core.store.get(&key, Freshness::Newest).await {
+    match write.core.storage.store.get(&key, Freshness::Newest).await {
         Ok((_, entry)) => Ok(entry.map(|entry| meta::is_deleting(&entry.object.parse()))),
         Err(store::Error::Unreadable(_)) => Ok(Some(false)),
         Err(error) => Err(failure::of_store(error)),

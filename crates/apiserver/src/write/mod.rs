@@ -76,7 +76,7 @@ impl Core {
         &self,
         write: impl Future<Output = Result<T, Status>> + Send + 'static,
     ) -> Supervised<T> {
-        let (tasks, slots) = (self.tasks.writes.clone(), self.slots.clone());
+        let (tasks, slots) = (self.writes.tasks.clone(), self.traffic.slots.clone());
         Supervised::new(tasks, slots, Box::pin(write))
     }
 }
@@ -85,7 +85,7 @@ impl Write {
     /// The attempts of this write.
     fn conflict_retry(&self) -> ConflictRetry<'_> {
         ConflictRetry::new(
-            &self.core.tasks.key_queues,
+            &self.core.writes.key_queues,
             self.core.config.limits.deadline,
         )
     }
@@ -179,7 +179,7 @@ impl Write {
             dry_run: self.dry_run,
             options: &self.options,
             old,
-            reader: &self.core.reader,
+            reader: &self.core.storage.reader,
             effects: &self.effects,
         }
     }
@@ -208,7 +208,7 @@ impl Write {
         kind: &str,
         body: &mut Object,
     ) -> Result<(), Status> {
-        let (chain, timing) = (&self.core.admission, &self.core.metrics.admission);
+        let (chain, timing) = (&self.core.writes.admission, &self.core.metrics.admission);
         let attributes = self.part_attributes(api_version, kind);
         admission::mutate(chain, timing, &attributes, body).await
     }
@@ -220,7 +220,7 @@ impl Write {
         kind: &str,
         body: &Object,
     ) -> Result<(), Status> {
-        let (chain, timing) = (&self.core.admission, &self.core.metrics.admission);
+        let (chain, timing) = (&self.core.writes.admission, &self.core.metrics.admission);
         let attributes = self.part_attributes(api_version, kind);
         admission::validate(chain, timing, &attributes, Some(body)).await
     }
@@ -240,7 +240,7 @@ impl Write {
             subresource: "",
             ..self.part_attributes("v1", "Binding")
         };
-        let (chain, timing) = (&self.core.admission, &self.core.metrics.admission);
+        let (chain, timing) = (&self.core.writes.admission, &self.core.metrics.admission);
         admission::mutate(chain, timing, &attributes, body).await?;
         admission::validate(chain, timing, &attributes, Some(body)).await
     }
@@ -256,7 +256,7 @@ impl Write {
         }
         let text = |key: &str| meta::text(object, key).to_owned();
         let (name, generate_name) = (text("name"), text("generateName"));
-        let (chain, timing) = (&self.core.admission, &self.core.metrics.admission);
+        let (chain, timing) = (&self.core.writes.admission, &self.core.metrics.admission);
         if self.is_scale() {
             let old = old.map(|old| handlers::scale_for_admission(&self.resource, old));
             let old = old.transpose()?;
@@ -289,7 +289,7 @@ impl Write {
             .or(old)
             .map(|object| meta::text(object, "name"))
             .unwrap_or_default();
-        let (chain, timing) = (&self.core.admission, &self.core.metrics.admission);
+        let (chain, timing) = (&self.core.writes.admission, &self.core.metrics.admission);
         if self.is_scale() {
             let scale = |object: Option<&Object>| {
                 let scale =
@@ -310,7 +310,7 @@ impl Write {
             return Ok(());
         }
         let attributes = self.attributes(Operation::Delete, &self.name, Some(old));
-        let (chain, timing) = (&self.core.admission, &self.core.metrics.admission);
+        let (chain, timing) = (&self.core.writes.admission, &self.core.metrics.admission);
         admission::mutate_delete(chain, timing, &attributes).await?;
         admission::validate(chain, timing, &attributes, None).await
     }
@@ -350,7 +350,7 @@ impl Write {
 
     /// The versions of the resource, for conversion.
     pub(crate) fn versions(&self) -> Versions {
-        Versions::new(&self.resource, self.core.registry.kept_table())
+        Versions::new(&self.resource, self.core.storage.registry.kept_table())
     }
 
     /// The manager of this write, for managedFields.
@@ -446,7 +446,7 @@ impl Write {
             fence.join(&mut ops);
         }
         let begun = Instant::now();
-        let committed = self.core.store.commit(ops, durability).await;
+        let committed = self.core.storage.store.commit(ops, durability).await;
         let failed =
             matches!(&committed, Err(error) if !matches!(error, store::Error::Conflict { .. }));
         let (all, labels) = (&self.core.metrics.server.storage, &self.resource.labels);

@@ -70,7 +70,7 @@ async fn changed(write: &Write, change: &dyn Change) -> Result<Written, Status> 
     let key = write.resource.key(&write.namespace, &write.name);
     let mut retry = write.conflict_retry();
     loop {
-        let read = write.core.store.get(&key, Freshness::Newest).await;
+        let read = write.core.storage.store.get(&key, Freshness::Newest).await;
         let (_, entry) = read.map_err(failure::of_store)?;
         let Some(entry) = entry else {
             let again = || created(write, change);
