@@ -2,8 +2,8 @@
 //! depends on the claim's namespace and on permissions of their own (`resourceclaims/binding`,
 //! `resourceclaims/driver`).
 
-use kinds::tree::{get, is_set, list, same, text, truth};
-use machinery::field::{Error, Errors, Path, PathBuf};
+use kinds::tree::{get, is_set, list, same, text};
+use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,28 +13,18 @@ use auth::authz::{self, Decision, forbidden};
 const ADMIN_LABEL: &str = "resource.kubernetes.io/admin-access";
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 
-/// Errors for what the writer of a claim or template is not allowed. Other kinds have no errors.
+/// Errors for what the writer of an object with devices is not allowed. Other kinds have no errors.
 pub(crate) async fn authorize(write: &Write, object: &Object, old: Option<&Object>) -> Errors {
     let mut errors = Errors::new();
-    if write.resource.group != "resource.k8s.io" || write.internal {
+    if write.internal {
         return errors;
     }
-    let path = match (
-        write.resource.plural.as_str(),
-        write.subresource.as_str(),
-        old,
-    ) {
-        ("resourceclaims", "", None) => admin_request(&get(object, "spec")["devices"]),
-        ("resourceclaimtemplates", "", None) => {
-            admin_request(&get(object, "spec")["spec"]["devices"])
-        }
-        ("resourceclaims", "status", Some(old)) => admin_result(object, old),
-        _ => return errors,
-    };
-    if let Some(path) = path {
+    let subresource = write.subresource();
+    let server_side = write.resource.kind.server_side();
+    if let Some(path) = (server_side.admin_access)(object, old, subresource) {
         check_namespace(write, &path.as_path(), &mut errors).await;
     }
-    if let Some(old) = old {
+    if let (true, Some("status"), Some(old)) = (server_side.guards_devices, subresource, old) {
         let (status, was) = (get(object, "status"), get(old, "status"));
         check_binding(write, status, was, &mut errors).await;
         if is_set(&status["allocation"]) {
@@ -42,30 +32,6 @@ pub(crate) async fn authorize(write: &Write, object: &Object, old: Option<&Objec
         }
     }
     errors
-}
-
-/// The path of the request for admin access.
-fn admin_request(devices: &Value) -> Option<PathBuf> {
-    let requests = list(&devices["requests"]).iter();
-    let i = requests
-        .map(|r| &r["exactly"]["adminAccess"])
-        .position(truth)?;
-    let at = Path::new("spec.devices.requests");
-    Some(at.index(i).child("adminAccess").to_path_buf())
-}
-
-/// The path of an allocation result that newly grants admin access.
-fn admin_result(object: &Object, old: &Object) -> Option<PathBuf> {
-    let result = |of: &Object| {
-        let allocation = &get(of, "status")["allocation"];
-        list(&allocation["devices"]["results"])
-            .iter()
-            .position(|r| truth(&r["adminAccess"]))
-    };
-    let (now, before) = (result(object), result(old));
-    let at = Path::new("status.allocation.devices.results");
-    now.filter(|_| before.is_none())
-        .map(|i| at.index(i).child("adminAccess").to_path_buf())
 }
 
 async fn check_namespace(write: &Write, path: &Path<'_>, errors: &mut Errors) {
@@ -253,15 +219,5 @@ mod tests {
         assert!(runs_on(&user, Some("n")));
         assert!(!runs_on(&user, Some("m")));
         assert!(!runs_on(&user, None));
-    }
-
-    #[test]
-    fn administrative_access_is_found_where_it_begins() {
-        let devices = json!({"requests": [{"exactly": {}}, {"exactly": {"adminAccess": true}}]});
-        let path = admin_request(&devices).map(|path| path.to_string());
-        assert_eq!(
-            path.as_deref(),
-            Some("spec.devices.requests[1].adminAccess")
-        );
     }
 }

@@ -3,38 +3,18 @@
 //! stored expressions compile with the same environment as new ones.
 
 use cel::{DEVICE_COST_LIMIT, DeviceSelector, SelectorError};
-use kinds::tree::{get, list, text};
+use kinds::VisitSelectors;
+use kinds::tree::{list, text};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
 
-/// The validation errors of the selectors of a resource.k8s.io object. The spec of a claim is immutable, so it is
-/// checked only on create.
-pub(crate) fn check(plural: &str, object: &Object, old: Option<&Object>) -> Errors {
+/// The validation errors of the selectors of an object; `visit` finds them.
+pub(crate) fn check(visit: VisitSelectors, object: &Object, old: Option<&Object>) -> Errors {
     let mut errors = Errors::new();
-    let (spec, path) = (get(object, "spec"), Path::new("spec"));
-    match plural {
-        "deviceclasses" => check_all(&spec["selectors"], &path.child("selectors"), &mut errors),
-        "resourceclaims" if old.is_none() => check_claim(spec, &path, &mut errors),
-        "resourceclaimtemplates" => check_claim(&spec["spec"], &path.child("spec"), &mut errors),
-        _ => {}
-    }
+    visit(object, old, &mut |path, selectors| {
+        check_all(selectors, path, &mut errors);
+    });
     errors
-}
-
-fn check_claim(spec: &Value, path: &Path, errors: &mut Errors) {
-    let path = path.child("devices");
-    let path = path.child("requests");
-    for (i, request) in list(&spec["devices"]["requests"]).iter().enumerate() {
-        let path = path.index(i);
-        let exactly = path.child("exactly");
-        let selectors = &request["exactly"]["selectors"];
-        check_all(selectors, &exactly.child("selectors"), errors);
-        let path = path.child("firstAvailable");
-        for (i, alternative) in list(&request["firstAvailable"]).iter().enumerate() {
-            let path = path.index(i);
-            check_all(&alternative["selectors"], &path.child("selectors"), errors);
-        }
-    }
 }
 
 fn check_all(selectors: &Value, path: &Path, errors: &mut Errors) {
@@ -56,12 +36,18 @@ fn check_all(selectors: &Value, path: &Path, errors: &mut Errors) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use kinds::Expressions;
     use machinery::json::json;
+
+    use super::*;
 
     fn messages(plural: &str, object: &Value, updates: bool) -> Vec<String> {
         let object = object.as_object().cloned().unwrap_or_default();
-        let errors = check(plural, &object, updates.then_some(&object));
+        let kind = kinds::find("resource.k8s.io", "v1", plural).unwrap();
+        let Expressions::DeviceSelectors(visit) = kind.server_side().expressions else {
+            panic!("{plural} have no selectors");
+        };
+        let errors = check(visit, &object, updates.then_some(&object));
         errors.iter().map(ToString::to_string).collect()
     }
 

@@ -1,7 +1,7 @@
-//! Steps of single resources that a kind cannot do because they concern other objects or the store: addresses and
-//! ports of Services, CEL rules of definitions and policies, device selectors, deletion of definitions with objects.
+//! Steps of writes that a kind cannot do itself because they concern other objects, the store or the expression
+//! language. Each kind says which of them it needs ([`kinds::ServerSide`]).
 
-use kinds::Requester;
+use kinds::{Expressions, Requester};
 use machinery::field::Errors;
 use machinery::{Object, Status};
 use store::Op;
@@ -9,44 +9,28 @@ use store::Op;
 use service_allocator::ServiceWrite;
 
 use crate::{
-    Draft, Resource,
+    Draft,
     admission::{self, policy},
     definitions, device_selectors, meta,
     write::Write,
 };
-
-#[inline]
-fn is(resource: &Resource, group: &str, plural: &str) -> bool {
-    // Compared first: plurals differ more often than groups.
-    resource.plural == plural && machinery::text::same(&resource.group, group)
-}
 
 /// Validation beyond the kind's own; `old` is the stored object.
 pub(crate) fn validate(write: &Write, object: &Object, old: Option<&Object>) -> Errors {
     if !write.subresource.is_empty() {
         return Errors::new();
     }
-    if write.resource.group == "admissionregistration.k8s.io" {
-        let webhooks = [
-            "validatingwebhookconfigurations",
-            "mutatingwebhookconfigurations",
-        ];
-        if webhooks.contains(&write.resource.plural.as_str()) {
-            return admission::check_webhooks(object, old);
-        }
-        return policy::check(&write.resource.plural, object, old);
+    match write.resource.kind.server_side().expressions {
+        Expressions::None => Errors::new(),
+        Expressions::CustomResource => check_definition(object, old),
+        Expressions::DeviceSelectors(visit) => device_selectors::check(visit, object, old),
+        Expressions::MutatingPolicy => policy::check(true, object, old),
+        Expressions::ValidatingPolicy => policy::check(false, object, old),
+        Expressions::Webhooks => admission::check_webhooks(object, old),
     }
-    if write.resource.group == "resource.k8s.io" {
-        return device_selectors::check(&write.resource.plural, object, old);
-    }
-    let defines = is(
-        &write.resource,
-        "apiextensions.k8s.io",
-        "customresourcedefinitions",
-    );
-    if !defines {
-        return Errors::new();
-    }
+}
+
+fn check_definition(object: &Object, old: Option<&Object>) -> Errors {
     let mut errors = apiextensions::check_rules(object, old);
     // Defaults that were already invalid are kept on update.
     if old.is_none_or(|old| apiextensions::check_defaults(old).is_empty()) {
@@ -55,12 +39,17 @@ pub(crate) fn validate(write: &Write, object: &Object, old: Option<&Object>) -> 
     errors
 }
 
+/// Whether the write is of an object that addresses and ports are allocated for.
+fn allocates_addresses(write: &Write) -> bool {
+    write.resource.kind.server_side().allocates_addresses
+}
+
 /// Store operations that accompany a create.
 pub(crate) async fn before_create(
     write: &Write,
     object: &mut Object,
 ) -> Result<Vec<Op<Draft>>, Status> {
-    if is(&write.resource, "", "services") {
+    if allocates_addresses(write) {
         let allocator = &write.core.writes.service_allocator;
         return allocator.on_create(service_write(write), object).await;
     }
@@ -88,7 +77,7 @@ pub(crate) async fn before_update(
     object: &mut Object,
     old: &Object,
 ) -> Result<Vec<Op<Draft>>, Status> {
-    if is(&write.resource, "", "services") && write.subresource.is_empty() {
+    if allocates_addresses(write) && write.subresource.is_empty() {
         let allocator = &write.core.writes.service_allocator;
         return allocator.on_update(service_write(write), object, old).await;
     }
@@ -97,21 +86,17 @@ pub(crate) async fn before_update(
 
 /// Store operations that accompany a removal.
 pub(crate) fn before_remove(write: &Write, object: &Object) -> Vec<Op<Draft>> {
-    if is(&write.resource, "", "services") {
+    if allocates_addresses(write) {
         service_allocator::on_remove(object)
     } else {
         Vec::new()
     }
 }
 
-/// Whether the first deletion of an object only sets its deletionTimestamp, whatever the options: a
-/// definition stays until its objects are deleted.
-pub(crate) fn marks_itself(write: &Write, object: &mut Object) -> bool {
-    let defines = is(
-        &write.resource,
-        "apiextensions.k8s.io",
-        "customresourcedefinitions",
-    );
+/// Marks a definition at its first deletion, whatever the options: it stays until its objects are deleted. Returns
+/// false for other objects.
+pub(crate) fn mark_definition(write: &Write, object: &mut Object) -> bool {
+    let defines = write.resource.kind.server_side().defines_kind;
     if !defines || meta::is_deleting(object) {
         return false;
     }

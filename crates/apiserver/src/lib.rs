@@ -35,7 +35,6 @@ mod server;
 mod servers;
 mod started;
 mod token_uses;
-mod unenforced;
 mod usage;
 mod write;
 

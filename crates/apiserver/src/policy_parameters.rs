@@ -1,7 +1,7 @@
 //! Whether the author of an admission policy or binding may read its parameters: expressions and
 //! messages can reveal them.
 
-use kinds::tree;
+use kinds::{Parameters, tree};
 use machinery::{
     Object, Status, Value,
     field::{Error, Path},
@@ -15,8 +15,6 @@ use crate::{
     write::Write,
 };
 
-const GROUP: &str = "admissionregistration.k8s.io";
-
 /// Rejects a valid policy or binding whose parameters its author may not read. Other kinds have no
 /// parameters.
 pub(crate) async fn authorize(
@@ -24,9 +22,9 @@ pub(crate) async fn authorize(
     object: &Object,
     old: Option<&Object>,
 ) -> Result<(), Status> {
-    let resource = &write.resource;
+    let parameters = write.resource.kind.server_side().parameters;
     let exempt = write.internal || write.user.is_in(user::MASTERS);
-    if resource.group != GROUP || !write.subresource.is_empty() || exempt {
+    if matches!(parameters, Parameters::None) || !write.subresource.is_empty() || exempt {
         return Ok(());
     }
     let (spec, was) = (
@@ -34,21 +32,24 @@ pub(crate) async fn authorize(
         old.map(|old| tree::get(old, "spec")),
     );
     let is_same = |key: &str| was.is_some_and(|was| tree::same(&spec[key], &was[key]));
-    let (field, refused) = match resource.plural.as_str() {
-        "validatingadmissionpolicies" | "mutatingadmissionpolicies" => {
+    let (field, refused) = match parameters {
+        Parameters::None => return Ok(()),
+        Parameters::Kind => {
             if !tree::is_set(&spec["paramKind"]) || is_same("paramKind") {
                 return Ok(());
             }
-            ("paramKind", of_policy(write, &spec["paramKind"]).await)
+            (
+                "paramKind",
+                check_param_kind(write, &spec["paramKind"]).await,
+            )
         }
-        "validatingadmissionpolicybindings" | "mutatingadmissionpolicybindings" => {
+        Parameters::Reference { policies } => {
             // Also if it stays the same: a changed binding can reveal parameters to other requests.
             if !tree::is_set(&spec["paramRef"]) {
                 return Ok(());
             }
-            ("paramRef", of_binding(write, spec).await)
+            ("paramRef", check_param_ref(write, policies, spec).await)
         }
-        _ => return Ok(()),
     };
     refused.map_err(|why| {
         let path = Path::new("spec");
@@ -111,7 +112,7 @@ impl Target {
 }
 
 /// A policy requires read access to every object of its paramKind.
-async fn of_policy(write: &Write, kind: &Value) -> Result<(), String> {
+async fn check_param_kind(write: &Write, kind: &Value) -> Result<(), String> {
     let (target, _) = Target::from_param_kind(kind, &write.core.storage.reader.table());
     if target.is_readable(write, "get", "*", "*").await {
         return Ok(());
@@ -125,17 +126,13 @@ async fn of_policy(write: &Write, kind: &Value) -> Result<(), String> {
 }
 
 /// A binding requires read access to the objects it names.
-async fn of_binding(write: &Write, spec: &Value) -> Result<(), String> {
-    let policies = match write.resource.plural.as_str() {
-        "mutatingadmissionpolicybindings" => "mutatingadmissionpolicies",
-        _ => "validatingadmissionpolicies",
-    };
+async fn check_param_ref(write: &Write, policies: &str, spec: &Value) -> Result<(), String> {
     let name = tree::text(&spec["policyName"]);
     let policy = write
         .core
         .storage
         .reader
-        .get(GROUP, policies, "", name)
+        .get(&write.resource.group, policies, "", name)
         .await;
     let policy = policy.ok().flatten().map(|stored| stored.parse());
     let kind = policy

@@ -5,8 +5,10 @@ use std::{borrow::Cow, time::Duration};
 
 use crate::metadata::{self, Check, NameFormat};
 use crate::tree::{get, keep};
+use crate::unenforced::{self, Unenforced};
 use crate::{
-    Column, Context, Deletion, Kind, Names, Requester, Scope, Subresource, SubresourceInfo, columns,
+    Column, Context, Deletion, Kind, Names, Requester, Scope, ServerSide, Subresource,
+    SubresourceInfo, columns,
 };
 use machinery::{Object, Value, field};
 
@@ -88,6 +90,10 @@ attributes! {
     validate_create: fn(&Object) -> field::Errors = |_| Vec::new(),
     validate_update: fn(&Object, &Object, Subresource<'_>) -> field::Errors = |_, _, _| Vec::new(),
     warnings: fn(&Object, Option<&Object>) -> Vec<String> = |_, _| Vec::new(),
+    /// The path of the pod spec in its objects.
+    pod_spec: &'static str = "",
+    /// Fields without effect yet, which are warned about.
+    unenforced: &'static [Unenforced] = &[],
     /// Where they differ from those of a write of the object.
     status_warnings: Option<fn(&Object) -> Vec<String>> = None,
     deletion: fn(&Object, Option<i64>) -> Deletion = |_, _| Deletion::Immediate,
@@ -95,6 +101,8 @@ attributes! {
     mark_terminating: fn(&mut Object) = |_| {},
     /// Whether a terminating object stays although its metadata has no finalizers.
     is_held: fn(&Object) -> bool = |_| false,
+    /// What the API server does beside these functions.
+    server_side: ServerSide = ServerSide::NONE,
     selectable: &'static [&'static str] = &[],
     selectable_fields: fn(&Object) -> Vec<(&'static str, String)> = |_| Vec::new(),
     columns: &'static [Column] = columns::NAME_AGE,
@@ -297,13 +305,16 @@ impl Kind for Registered {
     }
 
     fn warnings(&self, object: &Object, old: Option<&Object>) -> Vec<String> {
-        (self.facts.warnings)(object, old)
+        let mut warnings = (self.facts.warnings)(object, old);
+        let (fields, pod_spec) = (self.facts.unenforced, self.facts.pod_spec);
+        warnings.extend(unenforced::warnings(fields, pod_spec, object, old));
+        warnings
     }
 
     fn status_warnings(&self, object: &Object, old: &Object) -> Vec<String> {
         match self.facts.status_warnings {
             Some(warnings) => warnings(object),
-            None => self.warnings(object, Some(old)),
+            None => (self.facts.warnings)(object, Some(old)),
         }
     }
 
@@ -338,6 +349,10 @@ impl Kind for Registered {
 
     fn selectable_names(&self) -> Vec<&str> {
         self.facts.selectable.to_vec()
+    }
+
+    fn server_side(&self) -> &ServerSide {
+        &self.facts.server_side
     }
 
     fn columns(&self) -> &'static [Column] {

@@ -35,6 +35,7 @@ pub mod rbac;
 pub mod resource;
 pub mod reviews;
 pub mod scheduling;
+mod server_side;
 pub mod storage;
 #[cfg(test)]
 mod testing;
@@ -46,11 +47,12 @@ use std::{borrow::Cow, collections::BTreeMap, sync::LazyLock, time::Duration};
 
 pub use builtin::Builtin;
 pub use printing::columns;
+pub use server_side::{Expressions, Parameters, ServerSide, VisitSelectors};
 pub use validation::{address, check, metadata};
 pub use value::{equal::equal_fields, tree};
 
 use printing::{internal, shown};
-use validation::{pem, volume_source, webhook_client};
+use validation::{pem, unenforced, volume_source, webhook_client};
 use value::{diff, equal};
 
 /// A group, version and kind with its resource names.
@@ -271,6 +273,10 @@ pub trait Kind: Send + Sync + 'static {
     /// The names of those fields.
     fn selectable_names(&self) -> Vec<&str> {
         Vec::new()
+    }
+    /// What the API server does for objects of this kind because it takes more than the object.
+    fn server_side(&self) -> &ServerSide {
+        &ServerSide::NONE
     }
     fn columns(&self) -> &[Column];
     /// The conditions of a Table row, such as that the pod has completed.

@@ -12,7 +12,7 @@ use super::{
 };
 
 /// The errors in a policy's expressions; `old` is the stored policy.
-pub fn check(plural: &str, object: &Object, old: Option<&Object>) -> Errors {
+pub fn check(is_mutating: bool, object: &Object, old: Option<&Object>) -> Errors {
     let spec = tree::get(object, "spec");
     let mut errors = Errors::new();
     if old.is_none_or(|old| conditions_change(spec, tree::get(old, "spec"))) {
@@ -23,10 +23,10 @@ pub fn check(plural: &str, object: &Object, old: Option<&Object>) -> Errors {
         let path = Path::new("spec.matchConditions");
         errors.extend(check_conditions(&spec["matchConditions"], variables, &path));
     }
-    match plural {
-        "validatingadmissionpolicies" => Checker::new(spec, false).validating(spec, &mut errors),
-        "mutatingadmissionpolicies" => Checker::new(spec, true).mutating(spec, &mut errors),
-        _ => {}
+    let mut checker = Checker::new(spec, is_mutating);
+    match is_mutating {
+        false => checker.validating(spec, &mut errors),
+        true => checker.mutating(spec, &mut errors),
     }
     errors
 }
@@ -130,16 +130,16 @@ mod tests {
     use super::*;
     use crate::testing::object;
 
-    fn said(plural: &str, spec: Value, old: Option<Value>) -> Vec<String> {
+    fn said(is_mutating: bool, spec: Value, old: Option<Value>) -> Vec<String> {
         let policy = |spec: Value| object(json!({"metadata": {"name": "p"}, "spec": spec}));
         let old = old.map(policy);
-        let errors = check(plural, &policy(spec), old.as_ref());
+        let errors = check(is_mutating, &policy(spec), old.as_ref());
         errors.iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn every_expression_of_a_validating_policy_compiles() {
-        let validating = |spec: Value| said("validatingadmissionpolicies", spec, None);
+        let validating = |spec: Value| said(false, spec, None);
         let fine = json!({
             "paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
             "matchConditions": [{"name": "a", "expression": "params != null"}],
@@ -189,19 +189,13 @@ mod tests {
     #[test]
     fn conditions_that_stay_as_they_were_are_not_looked_at_again() {
         let spec = json!({"matchConditions": [{"name": "a", "expression": "1"}]});
-        let said = said("validatingadmissionpolicies", spec.clone(), Some(spec));
+        let said = said(false, spec.clone(), Some(spec));
         assert_eq!(said, [""; 0]);
     }
 
     #[test]
     fn every_expression_of_a_mutating_policy_compiles() {
-        let mutating = |mutation: Value| {
-            said(
-                "mutatingadmissionpolicies",
-                json!({"mutations": [mutation]}),
-                None,
-            )
-        };
+        let mutating = |mutation: Value| said(true, json!({"mutations": [mutation]}), None);
         let apply = |text: &str| {
             mutating(
                 json!({"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": text}}),

@@ -54,7 +54,7 @@ pub(super) async fn begin(core: &Arc<Core>, definition: &Value) -> Result<(), St
 /// Deletes the objects of a definition, then removes its finalizer; retries until done.
 pub(super) fn spawn_empty(core: &Arc<Core>, definition: Value) {
     let core = core.clone();
-    core.clone().tasks.streams.spawn(async move {
+    core.clone().traffic.http.streams.spawn(async move {
         let stopping = core.traffic.http.stopping.clone();
         tokio::select! {
             () = empty(&core, &definition) => {}

@@ -7,10 +7,7 @@ use machinery::{Object, Status, field::Errors};
 use store::{Freshness, Precondition, Revision};
 
 use super::{Conflict, Write, Written, owners};
-use crate::{
-    Stored, admission::Operation, device_claims, failure, hooks, meta, policy_parameters,
-    unenforced,
-};
+use crate::{Stored, admission::Operation, device_claims, failure, hooks, meta, policy_parameters};
 
 /// How many generated names are tried.
 const MAX_GENERATED_NAMES: usize = 8;
@@ -152,10 +149,7 @@ async fn attempt(
 
 /// Sends the warnings about a new object.
 fn warn(write: &Write, object: &Object) {
-    let (group, plural) = (&write.resource.group, &write.resource.plural);
-    let unenforced = unenforced::warnings(group, plural, object, None);
-    let warnings = write.resource.kind.warnings(object, None);
-    for warning in warnings.into_iter().chain(unenforced) {
+    for warning in write.resource.kind.warnings(object, None) {
         write.effects.warn(warning);
     }
 }

@@ -258,7 +258,7 @@ fn check_preconditions(
 
 /// Decides the step, and sets the deletion fields of an object that stays for now.
 fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Result<Step, Status> {
-    if hooks::marks_itself(write, object) {
+    if hooks::mark_definition(write, object) {
         return Ok(Step::Mark);
     }
     let now = write.core.config.clock.now();

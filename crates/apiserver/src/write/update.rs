@@ -11,7 +11,6 @@ use store::{Entry, Freshness, Precondition};
 use super::{Conflict, Versions, Write, Written, create, owners};
 use crate::{
     Draft, Stored, admission::Operation, device_claims, failure, hooks, meta, policy_parameters,
-    unenforced,
 };
 
 /// Makes the new object of an update from the stored one (with its resourceVersion). Called again
@@ -178,13 +177,7 @@ async fn attempt(
     policy_parameters::authorize(write, &object, Some(&old)).await?;
     let warnings = match write.subresource() {
         Some("status") => kind.status_warnings(&object, &old),
-        _ => {
-            let mut warnings = kind.warnings(&object, Some(&old));
-            let (group, plural) = (&write.resource.group, &write.resource.plural);
-            let unenforced = unenforced::warnings(group, plural, &object, Some(&old));
-            warnings.extend(unenforced);
-            warnings
-        }
+        _ => kind.warnings(&object, Some(&old)),
     };
     for warning in warnings {
         write.effects.warn(warning);
@@ -259,19 +252,11 @@ fn check_uid(write: &Write, wanted: Option<&str>, old: &Object) -> Result<(), St
 
 /// Upstream's storage key, as its error messages show it.
 fn upstream_key(write: &Write) -> String {
-    let (group, plural) = (
-        write.resource.group.as_str(),
-        write.resource.plural.as_str(),
-    );
-    let place = match (group, plural) {
-        ("", "services") => "services/specs".to_owned(),
-        ("", "endpoints") => "services/endpoints".to_owned(),
-        ("", "nodes") => "minions".to_owned(),
-        ("", "replicationcontrollers") => "controllers".to_owned(),
-        ("networking.k8s.io", "ingresses") => "ingress".to_owned(),
-        ("apiextensions.k8s.io" | "apiregistration.k8s.io", _) => format!("{group}/{plural}"),
-        _ if write.resource.custom => format!("{group}/{plural}"),
-        _ => plural.to_owned(),
+    let resource = &write.resource;
+    let prefix = match resource.kind.server_side().upstream_key {
+        "" if resource.custom => format!("{}/{}", resource.group, resource.plural),
+        "" => resource.plural.clone(),
+        key => key.to_owned(),
     };
     let namespace = match write.namespace.as_str() {
         "" => String::new(),
@@ -279,7 +264,7 @@ fn upstream_key(write: &Write) -> String {
     };
     // A dry run does not reach upstream's storage, so its key has no root.
     let root = if write.dry_run { "" } else { "/registry" };
-    format!("{root}/{place}/{namespace}{}", write.name)
+    format!("{root}/{prefix}/{namespace}{}", write.name)
 }
 
 /// Checks the client's resourceVersion precondition.

@@ -8,7 +8,7 @@ use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::metadata::Check;
 use crate::shown::{Field, Go, each};
 use crate::tree::{child, child_or_new, default_to, entries, get, is_set, list, name, same, text};
-use crate::{Column, Scope, Subresource};
+use crate::{Column, Expressions, Parameters, Scope, ServerSide, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
 
@@ -16,6 +16,11 @@ pub const VALIDATING: Builtin = Builtin {
     group: "admissionregistration.k8s.io",
     kind: "ValidatingAdmissionPolicy",
     plural: "validatingadmissionpolicies",
+    server_side: ServerSide {
+        expressions: Expressions::ValidatingPolicy,
+        parameters: Parameters::Kind,
+        ..ServerSide::NONE
+    },
     categories: &["api-extensions"],
     scope: Scope::Cluster,
     schema: "admissionregistration/v1.ValidatingAdmissionPolicy",
@@ -41,6 +46,11 @@ pub const VALIDATING: Builtin = Builtin {
 pub const MUTATING: Builtin = Builtin {
     kind: "MutatingAdmissionPolicy",
     plural: "mutatingadmissionpolicies",
+    server_side: ServerSide {
+        expressions: Expressions::MutatingPolicy,
+        parameters: Parameters::Kind,
+        ..ServerSide::NONE
+    },
     schema: "admissionregistration/v1.MutatingAdmissionPolicy",
     subresources: &[],
     has_status: false,
@@ -61,6 +71,12 @@ pub const MUTATING: Builtin = Builtin {
 pub const VALIDATING_BINDING: Builtin = Builtin {
     kind: "ValidatingAdmissionPolicyBinding",
     plural: "validatingadmissionpolicybindings",
+    server_side: ServerSide {
+        parameters: Parameters::Reference {
+            policies: VALIDATING.plural,
+        },
+        ..ServerSide::NONE
+    },
     schema: "admissionregistration/v1.ValidatingAdmissionPolicyBinding",
     subresources: &[],
     has_status: false,
@@ -75,6 +91,12 @@ pub const VALIDATING_BINDING: Builtin = Builtin {
 pub const MUTATING_BINDING: Builtin = Builtin {
     kind: "MutatingAdmissionPolicyBinding",
     plural: "mutatingadmissionpolicybindings",
+    server_side: ServerSide {
+        parameters: Parameters::Reference {
+            policies: MUTATING.plural,
+        },
+        ..ServerSide::NONE
+    },
     schema: "admissionregistration/v1.MutatingAdmissionPolicyBinding",
     validate_create: |object| validate_binding(object, false),
     validate_update: |object, _, _: Subresource<'_>| validate_binding(object, false),

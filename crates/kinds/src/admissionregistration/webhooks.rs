@@ -8,7 +8,7 @@ use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::metadata::Check;
 use crate::tree::{default_to, each, get, int, is_set, list, text};
 use crate::webhook_client::{check_review_versions, check_service, check_url, is_known_review};
-use crate::{Column, Scope, Subresource};
+use crate::{Column, Expressions, Scope, ServerSide, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
 
@@ -16,6 +16,10 @@ pub const VALIDATING: Builtin = Builtin {
     group: "admissionregistration.k8s.io",
     kind: "ValidatingWebhookConfiguration",
     plural: "validatingwebhookconfigurations",
+    server_side: ServerSide {
+        expressions: Expressions::Webhooks,
+        ..ServerSide::NONE
+    },
     categories: &["api-extensions"],
     scope: Scope::Cluster,
     schema: "admissionregistration/v1.ValidatingWebhookConfiguration",

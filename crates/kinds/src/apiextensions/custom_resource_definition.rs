@@ -9,7 +9,7 @@ use crate::columns::{NAME_CREATED, name_created};
 use crate::pem;
 use crate::tree::{child, child_or_new, default_empty, default_to, get, is_set, list, text, truth};
 use crate::webhook_client::{check_review_versions, check_service, check_url, is_known_review};
-use crate::{Context, Scope, Subresource};
+use crate::{Context, Expressions, Scope, ServerSide, Subresource};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use machinery::field::{Error, Errors, Path};
@@ -21,6 +21,12 @@ pub const KIND: Builtin = Builtin {
     group: "apiextensions.k8s.io",
     kind: "CustomResourceDefinition",
     plural: "customresourcedefinitions",
+    server_side: ServerSide {
+        expressions: Expressions::CustomResource,
+        defines_kind: true,
+        upstream_key: "apiextensions.k8s.io/customresourcedefinitions",
+        ..ServerSide::NONE
+    },
     short_names: &["crd", "crds"],
     categories: &["api-extensions"],
     scope: Scope::Cluster,

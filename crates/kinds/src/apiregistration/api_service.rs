@@ -5,7 +5,7 @@ use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::metadata::Check;
 use crate::tree::{child, child_or_new, default_to, get, int, is_set, list, text, truth};
-use crate::{Column, Scope, Subresource};
+use crate::{Column, Scope, ServerSide, Subresource};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use machinery::field::{Error, Errors, Path};
@@ -16,6 +16,10 @@ pub const KIND: Builtin = Builtin {
     group: "apiregistration.k8s.io",
     kind: "APIService",
     plural: "apiservices",
+    server_side: ServerSide {
+        upstream_key: "apiregistration.k8s.io/apiservices",
+        ..ServerSide::NONE
+    },
     categories: &["api-extensions"],
     scope: Scope::Cluster,
     schema: "apiregistration/v1.APIService",

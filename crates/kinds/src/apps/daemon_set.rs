@@ -22,6 +22,7 @@ pub const KIND: Builtin = Builtin {
     group: "apps",
     kind: "DaemonSet",
     plural: "daemonsets",
+    pod_spec: "spec.template.spec",
     short_names: &["ds"],
     categories: &["all"],
     schema: "apps/v1.DaemonSet",

@@ -17,6 +17,7 @@ pub const KIND: Builtin = Builtin {
     group: "apps",
     kind: "Deployment",
     plural: "deployments",
+    pod_spec: "spec.template.spec",
     short_names: &["deploy"],
     categories: &["all"],
     schema: "apps/v1.Deployment",

@@ -14,6 +14,7 @@ pub const KIND: Builtin = Builtin {
     group: "apps",
     kind: "ReplicaSet",
     plural: "replicasets",
+    pod_spec: "spec.template.spec",
     short_names: &["rs"],
     categories: &["all"],
     schema: "apps/v1.ReplicaSet",

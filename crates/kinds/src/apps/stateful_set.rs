@@ -22,6 +22,7 @@ pub const KIND: Builtin = Builtin {
     group: "apps",
     kind: "StatefulSet",
     plural: "statefulsets",
+    pod_spec: "spec.template.spec",
     short_names: &["sts"],
     categories: &["all"],
     schema: "apps/v1.StatefulSet",

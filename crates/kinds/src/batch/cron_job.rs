@@ -19,6 +19,7 @@ pub const KIND: Builtin = Builtin {
     group: "batch",
     kind: "CronJob",
     plural: "cronjobs",
+    pod_spec: "spec.jobTemplate.spec.template.spec",
     short_names: &["cj"],
     categories: &["all"],
     schema: "batch/v1.CronJob",

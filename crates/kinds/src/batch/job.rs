@@ -20,6 +20,7 @@ pub const KIND: Builtin = Builtin {
     group: "batch",
     kind: "Job",
     plural: "jobs",
+    pod_spec: "spec.template.spec",
     categories: &["all"],
     schema: "batch/v1.Job",
     subresources: &[STATUS],

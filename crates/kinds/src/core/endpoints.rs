@@ -5,13 +5,17 @@ use crate::builtin::Builtin;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::metadata::Check;
 use crate::tree::{default_empty, each, get, int, list, same, text};
-use crate::{Column, Subresource, check};
+use crate::{Column, ServerSide, Subresource, check};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
 
 pub const KIND: Builtin = Builtin {
     kind: "Endpoints",
     plural: "endpoints",
+    server_side: ServerSide {
+        upstream_key: "services/endpoints",
+        ..ServerSide::NONE
+    },
     deprecation: Some(
         "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice",
     ),

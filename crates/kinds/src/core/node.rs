@@ -7,7 +7,7 @@ use crate::columns::{AGE, NAME, age, column, name_cell, or_none, wide};
 use crate::metadata::Check;
 use crate::pod::check_quantity;
 use crate::tree::{child, entries, get, is_set, keep, list, text, truth};
-use crate::{Column, Scope, Subresource, SubresourceInfo};
+use crate::{Column, Scope, ServerSide, Subresource, SubresourceInfo};
 use machinery::field::{Error, Errors, Path};
 use machinery::json::json;
 use machinery::{Object, Value, format};
@@ -16,6 +16,10 @@ use std::collections::BTreeSet;
 pub const KIND: Builtin = Builtin {
     kind: "Node",
     plural: "nodes",
+    server_side: ServerSide {
+        upstream_key: "minions",
+        ..ServerSide::NONE
+    },
     short_names: &["no"],
     scope: Scope::Cluster,
     schema: "core/v1.Node",

@@ -36,6 +36,7 @@ const CONNECT: &[&str] = &["create", "get"];
 pub const KIND: Builtin = Builtin {
     kind: "Pod",
     plural: "pods",
+    pod_spec: "spec",
     returns_deleted: true,
     short_names: &["po"],
     categories: &["all"],

@@ -11,6 +11,7 @@ use machinery::{Object, Value};
 pub const KIND: Builtin = Builtin {
     kind: "PodTemplate",
     plural: "podtemplates",
+    pod_spec: "template.spec",
     returns_deleted: true,
     schema: "core/v1.PodTemplate",
     has_generation: true,

@@ -1,6 +1,5 @@
 //! ReplicationController: the predecessor of ReplicaSet, with a plain selector.
 
-use crate::Subresource;
 use crate::apps::replica_set::{COLUMNS, cells, check_replica_status};
 use crate::builtin::{Builtin, SCALE, STATUS};
 use crate::check;
@@ -9,12 +8,18 @@ use crate::equal::equal;
 use crate::metadata;
 use crate::pod::{default_template, validate_template};
 use crate::tree::{child_or_new, default_empty, default_to, entries, get, int, is_set, text};
+use crate::{ServerSide, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, format};
 
 pub const KIND: Builtin = Builtin {
     kind: "ReplicationController",
     plural: "replicationcontrollers",
+    pod_spec: "spec.template.spec",
+    server_side: ServerSide {
+        upstream_key: "controllers",
+        ..ServerSide::NONE
+    },
     short_names: &["rc"],
     categories: &["all"],
     schema: "core/v1.ReplicationController",

@@ -7,7 +7,7 @@ use crate::columns::{AGE, NAME, age, column, name_cell, or_none};
 use crate::core::service::balancer_hostname;
 use crate::metadata::Check;
 use crate::tree::{get, int, is_set, list, text};
-use crate::{Column, Subresource};
+use crate::{Column, ServerSide, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
 use std::collections::BTreeSet;
@@ -16,6 +16,10 @@ pub const KIND: Builtin = Builtin {
     group: "networking.k8s.io",
     kind: "Ingress",
     plural: "ingresses",
+    server_side: ServerSide {
+        upstream_key: "ingress",
+        ..ServerSide::NONE
+    },
     short_names: &["ing"],
     schema: "networking/v1.Ingress",
     subresources: &[STATUS],

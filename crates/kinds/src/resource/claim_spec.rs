@@ -4,8 +4,8 @@ use super::configuration::{check_configuration, check_selectors};
 use super::names::{self, Requests};
 use super::{check_items, check_set};
 use crate::check;
-use crate::tree::{child, default_empty, each, get, int, is_set, list, text};
-use machinery::field::{Error, Errors, Path};
+use crate::tree::{child, default_empty, each, get, int, is_set, list, text, truth};
+use machinery::field::{Error, Errors, Path, PathBuf};
 use machinery::{Object, Value, format};
 
 pub(super) const REQUESTS_MAX: usize = 32;
@@ -39,6 +39,37 @@ pub(super) fn default_claim_spec(spec: &mut Object) {
 /// The default operator of a toleration is Equal.
 pub(super) fn default_tolerations(of: &mut Object) {
     each(of, "tolerations").for_each(|toleration| default_empty(toleration, "operator", "Equal"));
+}
+
+/// Calls a function for every list of selectors in a claim's spec.
+pub(super) fn visit_claim_selectors(
+    spec: &Value,
+    path: &Path,
+    visit: &mut dyn FnMut(&Path<'_>, &Value),
+) {
+    let path = path.child("devices");
+    let path = path.child("requests");
+    for (i, request) in list(&spec["devices"]["requests"]).iter().enumerate() {
+        let path = path.index(i);
+        let exactly = path.child("exactly");
+        let selectors = &request["exactly"]["selectors"];
+        visit(&exactly.child("selectors"), selectors);
+        let path = path.child("firstAvailable");
+        for (i, alternative) in list(&request["firstAvailable"]).iter().enumerate() {
+            let path = path.index(i);
+            visit(&path.child("selectors"), &alternative["selectors"]);
+        }
+    }
+}
+
+/// The path of the request for administrative access, if there is one.
+pub(super) fn requested_admin_access(devices: &Value) -> Option<PathBuf> {
+    let requests = list(&devices["requests"]).iter();
+    let i = requests
+        .map(|request| &request["exactly"]["adminAccess"])
+        .position(truth)?;
+    let at = Path::new("spec.devices.requests");
+    Some(at.index(i).child("adminAccess").to_path_buf())
 }
 
 pub(super) fn check_claim_spec(spec: &Value, path: &Path, errors: &mut Errors) {
@@ -206,6 +237,16 @@ mod tests {
         default_claim_spec(spec.as_object_mut().unwrap());
         check_claim_spec(&spec, &Path::new("spec"), &mut errors);
         lines(errors)
+    }
+
+    #[test]
+    fn administrative_access_is_found_where_it_begins() {
+        let devices = json!({"requests": [{"exactly": {}}, {"exactly": {"adminAccess": true}}]});
+        let path = requested_admin_access(&devices).map(|path| path.to_string());
+        assert_eq!(
+            path.as_deref(),
+            Some("spec.devices.requests[1].adminAccess")
+        );
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::builtin::Builtin;
 use crate::metadata::Check;
 use crate::pod::is_extended;
 use crate::tree::{get, list, same};
-use crate::{Scope, Subresource};
+use crate::{Expressions, Scope, ServerSide, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
 
@@ -15,6 +15,10 @@ pub const KIND: Builtin = Builtin {
     group: "resource.k8s.io",
     kind: "DeviceClass",
     plural: "deviceclasses",
+    server_side: ServerSide {
+        expressions: Expressions::DeviceSelectors(visit_selectors),
+        ..ServerSide::NONE
+    },
     returns_deleted: true,
     scope: Scope::Cluster,
     schema: "resource/v1.DeviceClass",
@@ -29,6 +33,11 @@ pub const KIND: Builtin = Builtin {
     validate_update: |object, old, _: Subresource<'_>| validate(object, get(old, "spec")),
     ..Builtin::EMPTY
 };
+
+fn visit_selectors(object: &Object, _: Option<&Object>, visit: &mut dyn FnMut(&Path<'_>, &Value)) {
+    let path = Path::new("spec");
+    visit(&path.child("selectors"), &get(object, "spec")["selectors"]);
+}
 
 fn validate(object: &Object, was: &Value) -> Errors {
     let mut errors = Vec::new();

@@ -2,6 +2,7 @@
 
 use super::claim_spec::{
     CONFIG_MAX, check_claim_spec, check_references, default_claim_spec, default_tolerations,
+    requested_admin_access, visit_claim_selectors,
 };
 use super::configuration::{check_configuration, check_raw};
 use super::device::check_binding_conditions;
@@ -14,9 +15,10 @@ use crate::equal::equal;
 use crate::internal::internal;
 use crate::metadata::Check;
 use crate::pod::check_node_selector;
-use crate::tree::{child, child_or_new, each, get, is_set, list, text};
-use crate::{Column, Subresource};
-use machinery::field::{Error, Errors, Path};
+use crate::tree::{child, child_or_new, each, get, is_set, list, text, truth};
+use crate::unenforced::REQUESTS_DEVICES;
+use crate::{Column, Expressions, ServerSide, Subresource};
+use machinery::field::{Error, Errors, Path, PathBuf};
 use machinery::json::json;
 use machinery::{Object, Value};
 use std::collections::BTreeSet;
@@ -35,6 +37,13 @@ pub const KIND: Builtin = Builtin {
     group: "resource.k8s.io",
     kind: "ResourceClaim",
     plural: "resourceclaims",
+    unenforced: REQUESTS_DEVICES,
+    server_side: ServerSide {
+        expressions: Expressions::DeviceSelectors(visit_selectors),
+        admin_access,
+        guards_devices: true,
+        ..ServerSide::NONE
+    },
     returns_deleted: true,
     schema: "resource/v1.ResourceClaim",
     subresources: &[STATUS],
@@ -68,6 +77,44 @@ pub const KIND: Builtin = Builtin {
     status_resets: &[&["metadata"], &["spec"]],
     ..Builtin::EMPTY
 };
+
+/// The spec of a claim is immutable, so its selectors are checked only on create.
+fn visit_selectors(
+    object: &Object,
+    old: Option<&Object>,
+    visit: &mut dyn FnMut(&Path<'_>, &Value),
+) {
+    if old.is_none() {
+        visit_claim_selectors(get(object, "spec"), &Path::new("spec"), visit);
+    }
+}
+
+/// A new claim may request administrative access, and a status may newly grant it.
+fn admin_access(
+    object: &Object,
+    old: Option<&Object>,
+    subresource: Subresource<'_>,
+) -> Option<PathBuf> {
+    match (subresource, old) {
+        (None, None) => requested_admin_access(&get(object, "spec")["devices"]),
+        (Some("status"), Some(old)) => granted_admin_access(object, old),
+        _ => None,
+    }
+}
+
+/// The path of an allocation result that newly grants administrative access.
+fn granted_admin_access(object: &Object, old: &Object) -> Option<PathBuf> {
+    let result = |claim: &Object| {
+        let allocation = &get(claim, "status")["allocation"];
+        list(&allocation["devices"]["results"])
+            .iter()
+            .position(|result| truth(&result["adminAccess"]))
+    };
+    let (now, before) = (result(object), result(old));
+    let at = Path::new("status.allocation.devices.results");
+    now.filter(|_| before.is_none())
+        .map(|i| at.index(i).child("adminAccess").to_path_buf())
+}
 
 const COLUMNS: &[Column] = &[
     NAME,

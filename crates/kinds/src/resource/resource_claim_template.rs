@@ -1,15 +1,18 @@
 //! ResourceClaimTemplate: a claim created for each pod.
 
-use super::claim_spec::{check_claim_spec, default_claim_spec};
-use crate::Subresource;
+use super::claim_spec::{
+    check_claim_spec, default_claim_spec, requested_admin_access, visit_claim_selectors,
+};
 use crate::builtin::Builtin;
 use crate::check;
 use crate::equal::equal;
 use crate::internal::internal;
 use crate::metadata::{Check, validate_template_metadata};
 use crate::tree::{child_or_new, get};
-use machinery::Object;
-use machinery::field::{Error, Errors, Path};
+use crate::unenforced::REQUESTS_DEVICES;
+use crate::{Expressions, ServerSide, Subresource};
+use machinery::field::{Error, Errors, Path, PathBuf};
+use machinery::{Object, Value};
 
 const SPEC: &str = "resource/v1.ResourceClaimTemplateSpec";
 
@@ -17,6 +20,12 @@ pub const KIND: Builtin = Builtin {
     group: "resource.k8s.io",
     kind: "ResourceClaimTemplate",
     plural: "resourceclaimtemplates",
+    unenforced: REQUESTS_DEVICES,
+    server_side: ServerSide {
+        expressions: Expressions::DeviceSelectors(visit_selectors),
+        admin_access,
+        ..ServerSide::NONE
+    },
     returns_deleted: true,
     schema: "resource/v1.ResourceClaimTemplate",
     default: |object| default_claim_spec(child_or_new(child_or_new(object, "spec"), "spec")),
@@ -32,6 +41,20 @@ pub const KIND: Builtin = Builtin {
     metadata_checks: &[Check::Whole, Check::Change],
     ..Builtin::EMPTY
 };
+
+fn visit_selectors(object: &Object, _: Option<&Object>, visit: &mut dyn FnMut(&Path<'_>, &Value)) {
+    let path = Path::new("spec.spec");
+    visit_claim_selectors(&get(object, "spec")["spec"], &path, visit);
+}
+
+fn admin_access(
+    object: &Object,
+    old: Option<&Object>,
+    subresource: Subresource<'_>,
+) -> Option<PathBuf> {
+    let is_new = old.is_none() && subresource.is_none();
+    is_new.then(|| requested_admin_access(&get(object, "spec")["spec"]["devices"]))?
+}
 
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();

@@ -6,6 +6,7 @@ use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::tree::{
     child_or_new, default_empty, default_to, get, int, is_set, list, same, text, truth,
 };
+use crate::unenforced::{Unenforced, is_true};
 use crate::{Column, Context, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::json::json;
@@ -15,6 +16,11 @@ pub const KIND: Builtin = Builtin {
     group: "storage.k8s.io",
     kind: "CSIDriver",
     plural: "csidrivers",
+    unenforced: &[Unenforced {
+        path: "spec.seLinuxMount",
+        asks: is_true,
+        warning: "volumes are mounted without SELinux labels",
+    }],
     returns_deleted: true,
     scope: Scope::Cluster,
     schema: "storage/v1.CSIDriver",

@@ -4,5 +4,6 @@ pub mod address;
 pub mod check;
 pub mod metadata;
 pub(crate) mod pem;
+pub(crate) mod unenforced;
 pub(crate) mod volume_source;
 pub(crate) mod webhook_client;

@@ -11,7 +11,7 @@ use crate::metadata;
 use crate::tree::{
     child, child_or_new, default_empty, default_to, each, get, int, is_set, list, text,
 };
-use crate::{Column, SubresourceInfo};
+use crate::{Column, ServerSide, SubresourceInfo};
 use machinery::field::Path;
 use machinery::json::json;
 use machinery::{Object, Value};
@@ -23,6 +23,11 @@ pub(crate) use validate::{balancer_hostname, port_or_name};
 pub const KIND: Builtin = Builtin {
     kind: "Service",
     plural: "services",
+    server_side: ServerSide {
+        allocates_addresses: true,
+        upstream_key: "services/specs",
+        ..ServerSide::NONE
+    },
     returns_deleted: true,
     short_names: &["svc"],
     categories: &["all"],
