@@ -27,7 +27,7 @@ pub const VALIDATING: Builtin = Builtin {
     subresources: &[STATUS],
     has_status: true,
     has_generation: true,
-    unconditional_update: false,
+    allows_unconditional_update: false,
     default,
     validate_create: |object| validate(object, true),
     validate_update: |object, old, subresource: Subresource<'_>| match subresource {

@@ -24,7 +24,7 @@ pub const VALIDATING: Builtin = Builtin {
     scope: Scope::Cluster,
     schema: "admissionregistration/v1.ValidatingWebhookConfiguration",
     has_generation: true,
-    unconditional_update: false,
+    allows_unconditional_update: false,
     default: |object| default(object, false),
     validate_create: |object| validate(object, false),
     validate_update: |object, old, _: Subresource<'_>| validate_update(object, old, false),

@@ -35,7 +35,7 @@ pub const KIND: Builtin = Builtin {
     has_status: true,
     has_generation: true,
     default,
-    unconditional_update: false,
+    allows_unconditional_update: false,
     prepare_create: |object, _| default_stored(object),
     prepare_update,
     validate_create: validate,

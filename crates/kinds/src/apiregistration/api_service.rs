@@ -25,7 +25,7 @@ pub const KIND: Builtin = Builtin {
     schema: "apiregistration/v1.APIService",
     subresources: &[STATUS],
     has_status: true,
-    name_format: crate::metadata::path_segment,
+    validate_name: crate::metadata::path_segment,
     default: |object| {
         if let Some(service) = child(child_or_new(object, "spec"), "service") {
             default_to(service, "port", 443);

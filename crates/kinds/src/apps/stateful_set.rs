@@ -27,7 +27,7 @@ pub const KIND: Builtin = Builtin {
     categories: &["all"],
     schema: "apps/v1.StatefulSet",
     subresources: &[SCALE, STATUS],
-    name_format: crate::metadata::label,
+    validate_name: crate::metadata::label,
     has_status: true,
     has_generation: true,
     default,

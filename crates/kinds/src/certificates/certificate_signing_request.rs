@@ -53,7 +53,7 @@ pub const KIND: Builtin = Builtin {
     },
     resets: &[&["spec"], &["status"]],
     // Anything valid in a path.
-    name_format: crate::metadata::path_segment,
+    validate_name: crate::metadata::path_segment,
     prepare_update,
     validate_create: validate,
     validate_update,

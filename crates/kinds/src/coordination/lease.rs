@@ -14,8 +14,8 @@ pub const KIND: Builtin = Builtin {
     // Node heartbeats are renewed every few seconds, so they are not synced.
     needs_sync: |namespace| namespace != "kube-node-lease",
     schema: "coordination/v1.Lease",
-    creates_on_update: true,
-    unconditional_update: false,
+    allows_create_on_update: true,
+    allows_unconditional_update: false,
     validate_create: validate,
     validate_update: |object, _, _: Subresource<'_>| validate(object),
     columns: COLUMNS,

@@ -21,7 +21,7 @@ pub const KIND: Builtin = Builtin {
     ),
     short_names: &["ep"],
     schema: "core/v1.Endpoints",
-    creates_on_update: true,
+    allows_create_on_update: true,
     default,
     validate_create: validate,
     validate_update: |object, old, _: Subresource<'_>| {

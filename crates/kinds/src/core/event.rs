@@ -18,9 +18,9 @@ pub const KIND: Builtin = Builtin {
     needs_sync: |_| false,
     short_names: &["ev"],
     schema: "core/v1.Event",
-    creates_on_update: true,
+    allows_create_on_update: true,
     // Upstream does not validate names and metadata in the core group.
-    name_format: metadata::path_segment,
+    validate_name: metadata::path_segment,
     metadata_checks: &[],
     validate_create: |object| check_both(object, "reportingComponent"),
     validate_update: |object, _, _: Subresource<'_>| check_both(object, "reportingComponent"),
@@ -35,7 +35,7 @@ pub const KIND: Builtin = Builtin {
 pub const EVENTS_V1: Builtin = Builtin {
     group: "events.k8s.io",
     schema: "events/v1.Event",
-    name_format: metadata::subdomain,
+    validate_name: metadata::subdomain,
     metadata_checks: &[Check::Change],
     stored_as: Some("core/v1.Event"),
     to_stored: |object| renamed(object, "v1", |(new, old)| (new, old)),

@@ -16,7 +16,7 @@ pub const KIND: Builtin = Builtin {
     plural: "limitranges",
     short_names: &["limits"],
     schema: "core/v1.LimitRange",
-    creates_on_update: true,
+    allows_create_on_update: true,
     // A LimitRange without a name is named by its uid.
     prepare_create: |object, _: &Context<'_>| {
         if name(object).is_empty() {

@@ -32,7 +32,7 @@ pub const KIND: Builtin = Builtin {
         STATUS,
     ],
     has_status: true,
-    name_format: metadata::label,
+    validate_name: metadata::label,
     default,
     prepare_create,
     prepare_update,

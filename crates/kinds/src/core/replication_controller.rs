@@ -44,7 +44,7 @@ pub const KIND: Builtin = Builtin {
             int(&get(o, "status")["replicas"]).to_string(),
         )]
     },
-    name_format,
+    validate_name,
     warnings,
     status_warnings: Some(|_| Vec::new()),
     columns: COLUMNS,
@@ -53,7 +53,7 @@ pub const KIND: Builtin = Builtin {
 };
 
 /// A generateName may be anything valid in a path.
-fn name_format(name: &str, prefix: bool) -> Vec<String> {
+fn validate_name(name: &str, prefix: bool) -> Vec<String> {
     if prefix {
         format::path_segment_prefix(name)
     } else {

@@ -18,7 +18,7 @@ pub const KIND: Builtin = Builtin {
     short_names: &["ip"],
     scope: Scope::Cluster,
     schema: "networking/v1.IPAddress",
-    name_format: |name, _| {
+    validate_name: |name, _| {
         let mut errors = Vec::new();
         strict_ip(name, &Path::new(""), &mut errors);
         errors.into_iter().map(|error| error.detail).collect()
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn the_name_is_a_canonical_address() {
-        let reported = |name: &str| (KIND.name_format)(name, false).join(" ");
+        let reported = |name: &str| (KIND.validate_name)(name, false).join(" ");
         assert_eq!(reported("10.0.0.1"), "");
         assert_eq!(
             reported("2001:DB8::1"),

@@ -19,8 +19,8 @@ pub const KIND: Builtin = Builtin {
     plural: "runtimeclasses",
     scope: Scope::Cluster,
     schema: "node/v1.RuntimeClass",
-    creates_on_update: true,
-    unconditional_update: false,
+    allows_create_on_update: true,
+    allows_unconditional_update: false,
     validate_create: validate,
     validate_update: |object, old, _: Subresource<'_>| {
         let mut errors = validate(object);

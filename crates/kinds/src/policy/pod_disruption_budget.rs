@@ -18,10 +18,10 @@ pub const KIND: Builtin = Builtin {
     subresources: &[STATUS],
     has_status: true,
     has_generation: true,
-    unconditional_update: false,
+    allows_unconditional_update: false,
     validate_create: validate,
     // Upstream does not validate names of budgets.
-    name_format: crate::metadata::path_segment,
+    validate_name: crate::metadata::path_segment,
     validate_update: |object, _, subresource: Subresource<'_>| match subresource {
         None => validate(object),
         Some(_) => check_status(get(object, "status")),

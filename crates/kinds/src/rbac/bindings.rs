@@ -18,8 +18,8 @@ pub const ROLE_BINDING: Builtin = Builtin {
     kind: "RoleBinding",
     plural: "rolebindings",
     schema: "rbac/v1.RoleBinding",
-    creates_on_update: true,
-    name_format: metadata::path_segment,
+    allows_create_on_update: true,
+    validate_name: metadata::path_segment,
     default,
     validate_create: |object| validate(object, &["Role", "ClusterRole"]),
     validate_update: |object, old, _: Subresource<'_>| {

@@ -24,7 +24,7 @@ pub const KIND: Builtin = Builtin {
     schema: "resource/v1.DeviceClass",
     has_generation: true,
     // A generateName is not validated further, and lengths are in bytes.
-    name_format: |name, prefix| match prefix {
+    validate_name: |name, prefix| match prefix {
         true => format::path_segment_prefix(name),
         false => format::dns1123_subdomain_bytes(name),
     },

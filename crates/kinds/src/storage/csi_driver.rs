@@ -31,7 +31,7 @@ pub const KIND: Builtin = Builtin {
             child_or_new(object, "metadata").insert("generation".to_owned(), number.into());
         }
     },
-    unconditional_update: false,
+    allows_unconditional_update: false,
     default,
     validate_create: validate,
     validate_update: |object, old, _: Subresource<'_>| {

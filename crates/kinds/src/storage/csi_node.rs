@@ -18,7 +18,7 @@ pub const KIND: Builtin = Builtin {
     returns_deleted: true,
     scope: Scope::Cluster,
     schema: "storage/v1.CSINode",
-    unconditional_update: false,
+    allows_unconditional_update: false,
     validate_create: validate,
     validate_update,
     columns: COLUMNS,

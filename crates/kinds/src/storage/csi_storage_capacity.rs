@@ -16,7 +16,7 @@ pub const KIND: Builtin = Builtin {
     kind: "CSIStorageCapacity",
     plural: "csistoragecapacities",
     schema: "storage/v1.CSIStorageCapacity",
-    unconditional_update: false,
+    allows_unconditional_update: false,
     validate_create: validate,
     validate_update: |object, old, _: Subresource<'_>| {
         let mut errors = validate(object);

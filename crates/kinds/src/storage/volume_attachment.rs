@@ -23,7 +23,7 @@ pub const KIND: Builtin = Builtin {
     schema: "storage/v1.VolumeAttachment",
     subresources: &[STATUS],
     has_status: true,
-    unconditional_update: false,
+    allows_unconditional_update: false,
     default: |object| {
         let source = child_or_new(child_or_new(object, "spec"), "source");
         if let Some(volume) = child(source, "inlineVolumeSpec") {
