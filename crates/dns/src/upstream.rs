@@ -402,16 +402,18 @@ mod tests {
         let (first, ()) = tokio::join!(upstream.ask(&request, Transport::Udp), respond);
         assert!(!first.unwrap_or_else(|code| panic!("{code}")).renew);
         clock.advance(Duration::from_secs(61));
-        let begun = Instant::now();
-        for (wait, renew) in [(STALE_AFTER, true), (Duration::ZERO, false)] {
-            let begun = Instant::now();
-            let stale = upstream.ask(&request, Transport::Udp).await;
-            let stale = stale.unwrap_or_else(|code| panic!("{code}"));
-            let message = Message::from_vec(&stale.bytes).unwrap();
-            assert_eq!((message.answers.len(), stale.renew), (1, renew));
-            assert!(begun.elapsed() >= wait);
+        let asked = async {
+            for renew in [true, false] {
+                let stale = upstream.ask(&request, Transport::Udp).await;
+                let stale = stale.unwrap_or_else(|code| panic!("{code}"));
+                let message = Message::from_vec(&stale.bytes).unwrap();
+                assert_eq!((message.answers.len(), stale.renew), (1, renew));
+            }
+        };
+        tokio::select! {
+            () = asked => {}
+            () = tokio::time::sleep(SILENT) => panic!("it waited for the server"),
         }
-        assert!(begun.elapsed() < SILENT, "{:?}", begun.elapsed());
     }
 
     #[test]

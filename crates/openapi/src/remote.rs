@@ -140,6 +140,7 @@ mod tests {
         assert_eq!(whole, expected);
     }
 
+    /// In quadratic time this would not end before the runner ends it.
     #[test]
     fn servers_with_many_conflicting_names_are_merged_in_linear_time() {
         let remote = |server: usize| {
@@ -149,7 +150,7 @@ mod tests {
                     json!({"title": server, "$ref": format!("#/definitions/D{n}")}),
                 )
             };
-            let definitions: Object = (0..30_000).map(named).collect();
+            let definitions: Object = (0..100_000).map(named).collect();
             Remote {
                 place: format!("apis/a{server}.b/v1"),
                 url: None,
@@ -157,10 +158,8 @@ mod tests {
                 document: Some(Arc::new(json!({"definitions": definitions}))),
             }
         };
-        let begun = std::time::Instant::now();
         let mut whole = json!({"paths": {}});
         merge(&mut whole, &[remote(1), remote(2)]);
-        assert!(begun.elapsed() < std::time::Duration::from_secs(10));
         assert_eq!(whole["definitions"]["D7"]["$ref"], "#/definitions/D7");
         assert_eq!(whole["definitions"]["D7_v2"]["$ref"], "#/definitions/D7_v2");
     }
