@@ -349,7 +349,6 @@ impl Drop for Ended<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
 
     use hickory_proto::{
         op::Query,
