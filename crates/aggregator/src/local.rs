@@ -77,7 +77,7 @@ pub async fn keep_local(reader: Reader, api: Arc<dyn Client>, synced: impl Fn() 
 struct ParsedApiServices {
     /// The served groups and versions of each definition.
     definitions: Readings<Vec<(String, String)>>,
-    services: Readings<Service>,
+    services: Readings<StoredApiService>,
 }
 
 impl ParsedApiServices {
@@ -100,7 +100,7 @@ impl ParsedApiServices {
         let readable = list(GROUP, PLURAL).await?;
         let unreadable = readable.unreadable.clone();
         let stored = readable.objects();
-        let services = self.services.update(&stored, Service::read);
+        let services = self.services.update(&stored, StoredApiService::read);
         let mut wanted = custom(definitions.iter().flat_map(|one| one.iter()));
         wanted.extend(own(&reader.table()));
         // An APIService that cannot be read exists.
@@ -108,7 +108,7 @@ impl ParsedApiServices {
         let mut changes = changes(&services, wanted, starts);
         if unreadable_definitions > 0 {
             // Their groups and versions are unknown.
-            changes.retain(|change| !matches!(change, Change::Delete(_)));
+            changes.retain(|change| !matches!(change, ApiServiceChange::Delete(_)));
         }
         let changes = changes.into_iter();
         let changes = changes.map(|change| write(api, change, &stored));
@@ -118,7 +118,7 @@ impl ParsedApiServices {
 }
 
 /// The parts of a stored APIService that are needed here.
-struct Service {
+struct StoredApiService {
     name: String,
     /// The value of the automanaged label, if this server manages the object.
     managed: Option<&'static str>,
@@ -126,7 +126,7 @@ struct Service {
     spec: Value,
 }
 
-impl Service {
+impl StoredApiService {
     fn read(object: &Object) -> Self {
         let managed = tree::text(&tree::get(object, "metadata")["labels"][MANAGED]);
         Self {
@@ -139,17 +139,21 @@ impl Service {
 }
 
 #[derive(Debug, PartialEq)]
-enum Change {
+enum ApiServiceChange {
     Create(Object),
     /// The name and the desired spec.
     Update(String, Value),
     Delete(String),
 }
 
-async fn write(api: &dyn Client, change: Change, stored: &[Arc<Stored>]) -> Result<(), String> {
+async fn write(
+    api: &dyn Client,
+    change: ApiServiceChange,
+    stored: &[Arc<Stored>],
+) -> Result<(), String> {
     let (method, path, body) = match change {
-        Change::Create(object) => (Method::POST, PATH.to_owned(), Some(object)),
-        Change::Update(name, spec) => {
+        ApiServiceChange::Create(object) => (Method::POST, PATH.to_owned(), Some(object)),
+        ApiServiceChange::Update(name, spec) => {
             let Some(current) = stored.iter().find(|one| one.header.name() == name) else {
                 return Ok(());
             };
@@ -157,7 +161,7 @@ async fn write(api: &dyn Client, change: Change, stored: &[Arc<Stored>]) -> Resu
             object.insert("spec".to_owned(), spec);
             (Method::PUT, format!("{PATH}/{name}"), Some(object))
         }
-        Change::Delete(name) => (Method::DELETE, format!("{PATH}/{name}"), None),
+        ApiServiceChange::Delete(name) => (Method::DELETE, format!("{PATH}/{name}"), None),
     };
     let path = format!("{path}?fieldManager={MANAGER}");
     api.write(method, &path, body).await
@@ -256,29 +260,33 @@ fn is_taken_over(object: &Object) -> bool {
 }
 
 /// The writes that bring the stored APIServices to the desired state.
-fn changes(stored: &[Arc<Service>], wanted: ByName, starts: bool) -> Vec<Change> {
+fn changes(
+    stored: &[Arc<StoredApiService>],
+    wanted: ByName,
+    starts: bool,
+) -> Vec<ApiServiceChange> {
     let now = |managed: Option<&str>| match managed {
         Some(ON_START) => starts,
         managed => managed.is_some(),
     };
     let unwanted = stored.iter().filter(|one| !wanted.contains_key(&one.name));
     let unwanted = unwanted.filter(|one| now(one.managed));
-    let mut changes: Vec<Change> = unwanted
-        .map(|one| Change::Delete(one.name.clone()))
+    let mut changes: Vec<ApiServiceChange> = unwanted
+        .map(|one| ApiServiceChange::Delete(one.name.clone()))
         .collect();
     let stored = stored.iter().map(|one| (one.name.as_str(), one));
-    let stored: HashMap<&str, &Arc<Service>> = stored.collect();
+    let stored: HashMap<&str, &Arc<StoredApiService>> = stored.collect();
     for (name, wanted) in wanted {
         if !now(Some(wanted.managed)) {
             continue;
         }
         match stored.get(name.as_str()) {
-            None => changes.push(Change::Create(wanted.object())),
+            None => changes.push(ApiServiceChange::Create(wanted.object())),
             Some(current) if current.is_taken_over => {}
             Some(current) => {
                 let spec = wanted.spec();
                 if now(current.managed) && current.spec != spec {
-                    changes.push(Change::Update(name, spec));
+                    changes.push(ApiServiceChange::Update(name, spec));
                 }
             }
         }
@@ -302,8 +310,8 @@ mod tests {
         }
     }
 
-    fn stored(object: &Object) -> Arc<Service> {
-        Arc::new(Service::read(object))
+    fn stored(object: &Object) -> Arc<StoredApiService> {
+        Arc::new(StoredApiService::read(object))
     }
 
     #[test]
@@ -324,8 +332,10 @@ mod tests {
             let wanted = by_name([now.clone()].into_iter());
             let said = match changes(&before, wanted, starts).as_slice() {
                 [] => "",
-                [Change::Create(object)] if *object == now.object() => "create",
-                [Change::Update(name, spec)] if name == "v1.apps" && *spec == now.spec() => {
+                [ApiServiceChange::Create(object)] if *object == now.object() => "create",
+                [ApiServiceChange::Update(name, spec)]
+                    if name == "v1.apps" && *spec == now.spec() =>
+                {
                     "update"
                 }
                 other => panic!("{other:?}"),
@@ -347,9 +357,9 @@ mod tests {
             "groupPriorityMinimum": 1000, "versionPriority": 100});
         assert_eq!(object["spec"], expected);
         let made = changes(&[], wanted, false);
-        assert_eq!(made, [Change::Create(object.clone())]);
+        assert_eq!(made, [ApiServiceChange::Create(object.clone())]);
         let gone = changes(&[stored(&object)], ByName::new(), false);
-        assert_eq!(gone, [Change::Delete("v1.a.example".to_owned())]);
+        assert_eq!(gone, [ApiServiceChange::Delete("v1.a.example".to_owned())]);
     }
 
     #[test]
@@ -375,7 +385,7 @@ mod tests {
         let mine = stored(&wanted("v1.mine", "", 1).object());
         assert!(changes(&[old.clone(), mine.clone()], ByName::new(), false).is_empty());
         let gone = changes(&[old, mine], ByName::new(), true);
-        assert_eq!(gone, [Change::Delete("v1beta1.apps".to_owned())]);
+        assert_eq!(gone, [ApiServiceChange::Delete("v1beta1.apps".to_owned())]);
     }
 
     #[test]

@@ -89,7 +89,7 @@ pub(crate) fn decode_as(
 }
 
 /// The type of a subresource's body, where it is not the resource itself.
-pub(crate) struct Part {
+pub(crate) struct PartType {
     /// Its type's name in the schema table.
     schema: &'static str,
     /// The first is the default of a body without apiVersion.
@@ -99,7 +99,7 @@ pub(crate) struct Part {
     package: &'static str,
 }
 
-impl Part {
+impl PartType {
     /// The type in the schema table.
     pub(crate) fn schema(&self) -> Result<&'static Type, Status> {
         schema::lookup(self.schema)
@@ -107,25 +107,25 @@ impl Part {
     }
 }
 
-pub(crate) const BINDING: Part = Part {
+pub(crate) const BINDING: PartType = PartType {
     schema: "core/v1.Binding",
     api_versions: &["v1"],
     kind: "Binding",
     package: "core",
 };
-pub(crate) const EVICTION: Part = Part {
+pub(crate) const EVICTION: PartType = PartType {
     schema: "policy/v1.Eviction",
     api_versions: &["policy/v1", "policy/v1beta1"],
     kind: "Eviction",
     package: "policy",
 };
-pub(crate) const SCALE: Part = Part {
+pub(crate) const SCALE: PartType = PartType {
     schema: "autoscaling/v1.Scale",
     api_versions: &["autoscaling/v1"],
     kind: "Scale",
     package: "autoscaling",
 };
-pub(crate) const TOKEN_REQUEST: Part = Part {
+pub(crate) const TOKEN_REQUEST: PartType = PartType {
     schema: "authentication/v1.TokenRequest",
     api_versions: &["authentication.k8s.io/v1"],
     kind: "TokenRequest",
@@ -134,7 +134,7 @@ pub(crate) const TOKEN_REQUEST: Part = Part {
 
 /// Decodes the body of a subresource.
 pub(crate) fn decode_part(
-    part: &Part,
+    part: &PartType,
     media: media::Body,
     bytes: &[u8],
     validation: FieldValidation,

@@ -28,7 +28,7 @@ const AGGREGATED_PROTOBUF: &str =
     "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
 /// The inputs of discovery documents.
-pub(crate) struct View<'a> {
+pub(crate) struct DiscoveryInputs<'a> {
     /// What this server serves itself.
     pub(crate) table: &'a Table,
     /// The APIServices, which also name aggregated servers.
@@ -72,7 +72,7 @@ impl DiscoveryCache {
             known.generation == table.generation && known.moment == *moment
         };
         known.filter(is_current).unwrap_or_else(|| {
-            let view = View {
+            let view = DiscoveryInputs {
                 table,
                 services: &moment.services,
             };
@@ -97,7 +97,7 @@ pub(crate) fn serve(
         let document = made.get(table, moment, parts == ["api"]);
         return Some(Ok(aggregated(&document, headers, encoding)));
     }
-    let view = &View {
+    let view = &DiscoveryInputs {
         table,
         services: &moment.services,
     };
@@ -107,7 +107,11 @@ pub(crate) fn serve(
 }
 
 /// A legacy document, its type, and whether upstream serves it by a router (GET only).
-fn document(view: &View<'_>, parts: &[&str], address: &str) -> Option<(Value, &'static str, bool)> {
+fn document(
+    view: &DiscoveryInputs<'_>,
+    parts: &[&str],
+    address: &str,
+) -> Option<(Value, &'static str, bool)> {
     Some(match parts {
         ["api"] => {
             let addresses = json!([{"clientCIDR": "0.0.0.0/0", "serverAddress": address}]);
@@ -174,7 +178,7 @@ const FIRST: (&str, i64) = ("apiregistration.k8s.io", 20_001);
 
 /// Groups in the order of preference, including the core group. Clients resolve a bare resource
 /// name to the first group that has it.
-fn groups<'a>(view: &View<'a>) -> Vec<Group<'a>> {
+fn groups<'a>(view: &DiscoveryInputs<'a>) -> Vec<Group<'a>> {
     let mut by_name: BTreeMap<&str, BTreeMap<&str, Version<'a>>> = BTreeMap::new();
     for resource in view.table.discoverable() {
         let (group, version) = (resource.group.as_str(), resource.version.as_str());
@@ -341,7 +345,7 @@ fn wants_aggregated(headers: &HeaderMap) -> Option<Encoding> {
 }
 
 /// Makes an aggregated document in both encodings.
-fn aggregate(view: &View<'_>, core: bool, moment: &ApiServiceSnapshot) -> Aggregated {
+fn aggregate(view: &DiscoveryInputs<'_>, core: bool, moment: &ApiServiceSnapshot) -> Aggregated {
     let groups = groups(view);
     let groups = groups.iter().filter(|one| one.name.is_empty() == core);
     let items: Vec<Value> = groups.map(aggregated_group).collect();

@@ -13,7 +13,7 @@ use crate::{
     media,
     pipeline::{Core, Request},
     respond::{self, Answer},
-    started::{HOOKS, Part},
+    started::{HOOKS, StartupPart},
 };
 
 /// Checks of the server itself and of its store.
@@ -85,7 +85,7 @@ async fn checks(core: &Core, endpoint: &str) -> Vec<Check> {
         let is_of_store = !matches!(name, "ping" | "log");
         add(name, store.clone().filter(|_| is_of_store));
     }
-    let unfinished = |part: Part| {
+    let unfinished = |part: StartupPart| {
         let is_finished = core.state.started.is_finished(part);
         (!is_finished).then(|| "not finished".to_owned())
     };
@@ -96,7 +96,11 @@ async fn checks(core: &Core, endpoint: &str) -> Vec<Check> {
         let stopping = core.traffic.http.stopping.is_cancelled();
         let stopping = stopping.then(|| "process is shutting down".to_owned());
         add("etcd-readiness", store);
-        let informers = [Part::Plugins, Part::FlowControl, Part::Definitions];
+        let informers = [
+            StartupPart::Plugins,
+            StartupPart::FlowControl,
+            StartupPart::Definitions,
+        ];
         add("informer-sync", informers.into_iter().find_map(unfinished));
         add("shutdown", stopping);
     }

@@ -11,7 +11,7 @@ use machinery::{Object, Value};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
-use crate::{LocalService, User, pipeline::Core, servers, started::Part, user};
+use crate::{LocalService, User, pipeline::Core, servers, started::StartupPart, user};
 use request::Client;
 
 const PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
@@ -38,7 +38,7 @@ pub(crate) async fn keep(core: Arc<Core>, stopping: CancellationToken) {
         .resource("coordination.k8s.io", "leases")
         .is_none()
     {
-        return core.state.started.finish(Part::Identity);
+        return core.state.started.finish(StartupPart::Identity);
     }
     let writer = User::new("system:apiserver", [user::MASTERS]);
     let api = LocalService::new(core.clone(), writer);
@@ -58,7 +58,7 @@ pub(crate) async fn keep(core: Arc<Core>, stopping: CancellationToken) {
         let now = clock.now();
         let renewed = mine.renew(&api, now).await;
         if renewed.is_ok() {
-            core.state.started.finish(Part::Identity);
+            core.state.started.finish(StartupPart::Identity);
         }
         report(renewed);
         if looked.is_none_or(|looked| now.duration_since(looked) >= LOOK_EVERY) {

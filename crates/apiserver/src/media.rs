@@ -47,7 +47,7 @@ pub(crate) fn content_type(headers: &HeaderMap) -> String {
 
 /// The shape of objects in responses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Shape {
+pub(crate) enum ResponseShape {
     /// The objects themselves.
     #[default]
     Object,
@@ -60,7 +60,7 @@ pub(crate) enum Shape {
 /// The negotiated form of the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct NegotiatedForm {
-    pub(crate) shape: Shape,
+    pub(crate) shape: ResponseShape,
     pub(crate) encoding: Encoding,
     /// Whether a Table or metadata is requested in v1beta1.
     pub(crate) beta: bool,
@@ -110,11 +110,11 @@ impl<'a> Range<'a> {
 
     fn wanted(&self, protobuf: bool) -> Option<NegotiatedForm> {
         let shape = match (self.get("as"), self.get("g"), self.get("v")) {
-            (None, None, None) => Shape::Object,
+            (None, None, None) => ResponseShape::Object,
             (Some(kind), Some("meta.k8s.io"), Some("v1" | "v1beta1")) => match kind {
-                "Table" => Shape::Table,
-                "PartialObjectMetadata" => Shape::Metadata { of_list: false },
-                "PartialObjectMetadataList" => Shape::Metadata { of_list: true },
+                "Table" => ResponseShape::Table,
+                "PartialObjectMetadata" => ResponseShape::Metadata { of_list: false },
+                "PartialObjectMetadataList" => ResponseShape::Metadata { of_list: true },
                 _ => return None,
             },
             _ => return None,
@@ -125,8 +125,8 @@ impl<'a> Range<'a> {
             // Metadata of every kind can be protobuf; a Table's cells are untyped, so a Table
             // cannot.
             "application/vnd.kubernetes.protobuf" => match shape {
-                Shape::Metadata { .. } => Encoding::Protobuf,
-                Shape::Object if protobuf => Encoding::Protobuf,
+                ResponseShape::Metadata { .. } => Encoding::Protobuf,
+                ResponseShape::Object if protobuf => Encoding::Protobuf,
                 _ => return None,
             },
             _ => return None,
@@ -140,7 +140,7 @@ impl<'a> Range<'a> {
         if unknown {
             return None;
         }
-        let beta = shape != Shape::Object && self.get("v") == Some("v1beta1");
+        let beta = shape != ResponseShape::Object && self.get("v") == Some("v1beta1");
         Some(NegotiatedForm {
             shape,
             encoding,
@@ -231,7 +231,7 @@ fn ranges(headers: &HeaderMap) -> Option<Vec<Range<'_>>> {
 /// The encoding of an object that is neither Table nor metadata.
 fn plain(ranges: &[Range<'_>]) -> Option<Encoding> {
     let mut wanted = ranges.iter().filter_map(|range| range.wanted(true));
-    let plain = wanted.find(|wanted| wanted.shape == Shape::Object)?;
+    let plain = wanted.find(|wanted| wanted.shape == ResponseShape::Object)?;
     Some(plain.encoding)
 }
 
@@ -252,7 +252,7 @@ pub(crate) fn check_list(
     list: bool,
     resource: &Resource,
 ) -> Result<(), Status> {
-    let Shape::Metadata { of_list } = wanted.shape else {
+    let ResponseShape::Metadata { of_list } = wanted.shape else {
         return Ok(());
     };
     if of_list == list {
@@ -277,8 +277,10 @@ pub(crate) fn check_list(
 /// Rejects a request for only a Table or metadata of an object that has neither.
 pub(crate) fn as_object(headers: &HeaderMap, protobuf: bool) -> Result<(), Status> {
     match wanted(headers, protobuf, false)?.shape {
-        Shape::Object => Ok(()),
-        Shape::Table | Shape::Metadata { .. } => Err(Status::not_acceptable(SERVED)),
+        ResponseShape::Object => Ok(()),
+        ResponseShape::Table | ResponseShape::Metadata { .. } => {
+            Err(Status::not_acceptable(SERVED))
+        }
     }
 }
 
@@ -286,7 +288,7 @@ pub(crate) fn as_object(headers: &HeaderMap, protobuf: bool) -> Result<(), Statu
 mod tests {
     use super::*;
 
-    fn ask(accept: &str) -> Option<(Shape, Encoding)> {
+    fn ask(accept: &str) -> Option<(ResponseShape, Encoding)> {
         let mut headers = HeaderMap::new();
         headers.insert(header::ACCEPT, accept.parse().unwrap());
         wanted(&headers, false, false)
@@ -297,24 +299,24 @@ mod tests {
     #[test]
     fn the_first_alternative_that_can_be_served_wins() {
         let table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
-        assert_eq!(ask(table), Some((Shape::Table, Encoding::Json)));
+        assert_eq!(ask(table), Some((ResponseShape::Table, Encoding::Json)));
         let typed = "application/vnd.kubernetes.protobuf,application/json";
-        assert_eq!(ask(typed), Some((Shape::Object, Encoding::Json)));
+        assert_eq!(ask(typed), Some((ResponseShape::Object, Encoding::Json)));
         let partial = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
         assert_eq!(
             ask(partial),
-            Some((Shape::Metadata { of_list: true }, Encoding::Json))
+            Some((ResponseShape::Metadata { of_list: true }, Encoding::Json))
         );
         assert_eq!(
             ask("application/json;as=Table;v=v9;g=meta.k8s.io,application/json"),
-            Some((Shape::Object, Encoding::Json))
+            Some((ResponseShape::Object, Encoding::Json))
         );
-        assert_eq!(ask("*/*"), Some((Shape::Object, Encoding::Json)));
+        assert_eq!(ask("*/*"), Some((ResponseShape::Object, Encoding::Json)));
         assert_eq!(ask("text/html"), None);
         let weighed = "application/json;q=0.5, application/yaml;q=0.8, */*;q=0.8";
-        assert_eq!(ask(weighed), Some((Shape::Object, Encoding::Yaml)));
+        assert_eq!(ask(weighed), Some((ResponseShape::Object, Encoding::Yaml)));
         let browser = "text/html,application/xml;q=0.9,*/*;q=0.8";
-        assert_eq!(ask(browser), Some((Shape::Object, Encoding::Json)));
+        assert_eq!(ask(browser), Some((ResponseShape::Object, Encoding::Json)));
         assert_eq!(
             wanted(&HeaderMap::new(), false, false).unwrap(),
             NegotiatedForm::default()
@@ -322,7 +324,10 @@ mod tests {
         let message = "application/vnd.kubernetes.protobuf;g=meta.k8s.io;v=v1;as=";
         assert_eq!(
             ask(&format!("{message}PartialObjectMetadata")),
-            Some((Shape::Metadata { of_list: false }, Encoding::Protobuf))
+            Some((
+                ResponseShape::Metadata { of_list: false },
+                Encoding::Protobuf
+            ))
         );
         assert_eq!(ask(&format!("{message}Table")), None);
     }

@@ -14,7 +14,7 @@ use stdx::Clock;
 use crate::{
     Body, Resource, Stored,
     audit::Ticket,
-    media::{self, Encoding, NegotiatedForm, Shape},
+    media::{self, Encoding, NegotiatedForm, ResponseShape},
     query::Query,
     respond,
 };
@@ -96,9 +96,9 @@ impl Output {
     pub(crate) fn object(&self, object: &Stored) -> Bytes {
         let served = self.resource.serve(object);
         match self.wanted.shape {
-            Shape::Object => served.bytes(),
-            Shape::Metadata { .. } => self.partial(&served),
-            Shape::Table => self.table(
+            ResponseShape::Object => served.bytes(),
+            ResponseShape::Metadata { .. } => self.partial(&served),
+            ResponseShape::Table => self.table(
                 std::slice::from_ref(&object),
                 true,
                 json!({"resourceVersion": object.revision.to_string()}),
@@ -125,7 +125,7 @@ impl Output {
             return None;
         }
         match self.wanted.shape {
-            Shape::Metadata { .. } => schema::lookup(PARTIAL),
+            ResponseShape::Metadata { .. } => schema::lookup(PARTIAL),
             _ => self.resource.schema,
         }
     }
@@ -133,9 +133,9 @@ impl Output {
     /// The kind and version of one object in the response.
     pub(crate) fn kind(&self) -> (&str, &str) {
         match self.wanted.shape {
-            Shape::Object => self.resource_kind(),
-            Shape::Metadata { .. } => ("PartialObjectMetadata", self.wanted.meta_version()),
-            Shape::Table => ("Table", self.wanted.meta_version()),
+            ResponseShape::Object => self.resource_kind(),
+            ResponseShape::Metadata { .. } => ("PartialObjectMetadata", self.wanted.meta_version()),
+            ResponseShape::Table => ("Table", self.wanted.meta_version()),
         }
     }
 
@@ -147,7 +147,9 @@ impl Output {
 
     pub(crate) fn list_kind(&self) -> (&str, &str) {
         match self.wanted.shape {
-            Shape::Metadata { .. } => ("PartialObjectMetadataList", self.wanted.meta_version()),
+            ResponseShape::Metadata { .. } => {
+                ("PartialObjectMetadataList", self.wanted.meta_version())
+            }
             _ => (
                 self.resource.kind.names().list_kind.as_str(),
                 self.resource.api_version.as_str(),
@@ -161,7 +163,7 @@ impl Output {
         let served = self.resource.serve(object);
         let (kind, version) = self.kind();
         Some(match self.wanted.shape {
-            Shape::Metadata { .. } => {
+            ResponseShape::Metadata { .. } => {
                 protobuf::envelope(version, kind, &metadata_message(schema, &served))
             }
             _ => protobuf::envelope(version, kind, &served.message(schema)),
@@ -172,7 +174,7 @@ impl Output {
     pub(crate) fn message(&self, schema: &'static Type, object: &Stored) -> Bytes {
         let served = self.resource.serve(object);
         match self.wanted.shape {
-            Shape::Metadata { .. } => metadata_message(schema, &served).into(),
+            ResponseShape::Metadata { .. } => metadata_message(schema, &served).into(),
             _ => served.message(schema),
         }
     }
@@ -180,7 +182,7 @@ impl Output {
     /// The response of a success without an object.
     pub(crate) fn status(&self, status: &Status) -> Response<Body> {
         match self.wanted.shape {
-            Shape::Object => respond::status_as(status, self.wanted.encoding),
+            ResponseShape::Object => respond::status_as(status, self.wanted.encoding),
             _ => respond::status(status),
         }
     }
@@ -199,7 +201,7 @@ impl Output {
     /// A list's metadata for the response.
     pub(crate) fn list_metadata(&self, mut metadata: Value) -> Value {
         // Lists of custom objects always have `continue`, as upstream.
-        if self.resource.custom && self.wanted.shape == Shape::Object {
+        if self.resource.custom && self.wanted.shape == ResponseShape::Object {
             let fields = metadata.as_object_mut();
             fields.map(|fields| fields.entry("continue").or_insert_with(|| "".into()));
         }
@@ -210,7 +212,7 @@ impl Output {
     pub(crate) fn item(&self, object: &Stored, out: &mut BytesMut) {
         let object = &*self.resource.serve(object);
         match self.wanted.shape {
-            Shape::Metadata { .. } => out.put_slice(&self.partial(object)),
+            ResponseShape::Metadata { .. } => out.put_slice(&self.partial(object)),
             _ if self.resource.custom => out.put_slice(&object.bytes()),
             _ => {
                 out.put_u8(b'{');

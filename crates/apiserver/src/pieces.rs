@@ -15,8 +15,8 @@ use machinery::{Object, Status, Value, json::json, protobuf, schema::Type};
 
 use crate::{
     Body, Stored,
-    handlers::read::Page,
-    media::{Encoding, Shape},
+    handlers::read::ListPage,
+    media::{Encoding, ResponseShape},
     output::{self, Output},
     respond, yaml,
 };
@@ -50,7 +50,7 @@ struct Pieces {
 }
 
 impl Pieces {
-    fn new(output: Output, form: Form, page: Page) -> Result<Self, Status> {
+    fn new(output: Output, form: Form, page: ListPage) -> Result<Self, Status> {
         let (head, tail) = match form {
             Form::Json => json_frame(&output, page.metadata),
             Form::Yaml => yaml_frame(&output, page.metadata, page.objects.is_empty())?,
@@ -123,7 +123,7 @@ impl Pieces {
 /// An item of a list, or a row of a Table.
 fn write_json(output: &Output, object: &Stored, out: &mut BytesMut) {
     match output.wanted.shape {
-        Shape::Table => out.put_slice(output.row(object).to_string().as_bytes()),
+        ResponseShape::Table => out.put_slice(output.row(object).to_string().as_bytes()),
         _ => output.item(object, out),
     }
 }
@@ -131,7 +131,7 @@ fn write_json(output: &Output, object: &Stored, out: &mut BytesMut) {
 /// The bytes before and after the items of a list.
 fn json_frame(output: &Output, metadata: Value) -> (Bytes, Bytes) {
     let metadata = output.list_metadata(metadata);
-    let head = if output.wanted.shape == Shape::Table {
+    let head = if output.wanted.shape == ResponseShape::Table {
         let (version, columns) = (output.wanted.meta_version(), output.columns());
         format!(
             r#"{{"kind":"Table","apiVersion":"{version}","metadata":{metadata},"columnDefinitions":{columns},"rows":["#
@@ -151,7 +151,7 @@ fn yaml_frame(output: &Output, metadata: Value, is_empty: bool) -> Result<(Bytes
         true => format!("{key}: []\n"),
         false => format!("{key}:\n"),
     };
-    if output.wanted.shape == Shape::Table {
+    if output.wanted.shape == ResponseShape::Table {
         let head = write(json!({
             "kind": "Table", "apiVersion": output.wanted.meta_version(), "metadata": metadata,
             "columnDefinitions": output.columns(),
@@ -164,7 +164,7 @@ fn yaml_frame(output: &Output, metadata: Value, is_empty: bool) -> Result<(Bytes
     Ok((head.into(), tail.into()))
 }
 
-fn protobuf_frame(output: &Output, schema: &'static Type, page: &Page) -> (Bytes, Bytes) {
+fn protobuf_frame(output: &Output, schema: &'static Type, page: &ListPage) -> (Bytes, Bytes) {
     let none = Object::new();
     let metadata = page.metadata.as_object().unwrap_or(&none);
     // A message starts with its length. Messages of whole objects are cached; those of metadata are
@@ -177,9 +177,9 @@ fn protobuf_frame(output: &Output, schema: &'static Type, page: &Page) -> (Bytes
 }
 
 /// Records a list in the audit log, if responses are recorded.
-pub(crate) fn note(output: &Output, page: &Page) {
+pub(crate) fn note(output: &Output, page: &ListPage) {
     output.note(|| {
-        let page = Page {
+        let page = ListPage {
             objects: page.objects.clone(),
             metadata: page.metadata.clone(),
         };
@@ -190,7 +190,7 @@ pub(crate) fn note(output: &Output, page: &Page) {
 }
 
 /// The response with a list.
-pub(crate) fn respond(output: Output, page: Page) -> Response<Body> {
+pub(crate) fn respond(output: Output, page: ListPage) -> Response<Body> {
     note(&output, &page);
     let (form, media) = match (output.message_type(), output.wanted.encoding) {
         (Some(schema), _) => (Form::Protobuf(schema), output::PROTOBUF),
@@ -203,7 +203,7 @@ pub(crate) fn respond(output: Output, page: Page) -> Response<Body> {
 fn send(
     output: Output,
     form: Form,
-    page: Page,
+    page: ListPage,
     media: &'static str,
 ) -> Result<Response<Body>, Status> {
     let mut pieces = Pieces::new(output, form, page)?;

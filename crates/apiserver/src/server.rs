@@ -10,7 +10,7 @@ use tracing::{debug, info};
 
 use crate::{
     Config, Error, LocalService, Registry, Store, User, bootstrap, definitions, identity,
-    pipeline::Core, servers::Servers, started::Part, token_uses, usage, user,
+    pipeline::Core, servers::Servers, started::StartupPart, token_uses, usage, user,
 };
 
 /// Diagnoses pods that are not scheduled.
@@ -100,18 +100,18 @@ impl ApiServer {
     async fn start(&self, context: &Context) -> Result<(), Error> {
         let done = |part| self.core.state.started.finish(part);
         self.start_plugins(context);
-        done(Part::Plugins);
+        done(StartupPart::Plugins);
         let servers = Servers::default();
         let living = bootstrap::living(&self.core, &servers).await;
         bootstrap::ensure(&self.core, &living)
             .await
             .map_err(Error::Bootstrap)?;
-        done(Part::Objects);
+        done(StartupPart::Objects);
         let writer = self.own_client();
         let core = self.core.clone();
         context.spawn("rbac-defaults", async move {
             auth::authz::defaults::write(writer, core.access.rbac.clone()).await;
-            core.state.started.finish(Part::Roles);
+            core.state.started.finish(StartupPart::Roles);
         });
         let flow_control = flowcontrol::Upkeep {
             fairness: self.core.traffic.fairness.clone(),
@@ -120,11 +120,11 @@ impl ApiServer {
             api: Box::new(self.own_client()),
         };
         flow_control.begin().await.map_err(Error::Bootstrap)?;
-        done(Part::FlowControl);
+        done(StartupPart::FlowControl);
         let loaded = definitions::load(&self.core)
             .await
             .map_err(Error::Bootstrap)?;
-        done(Part::Definitions);
+        done(StartupPart::Definitions);
         context.spawn(
             "custom-resources",
             definitions::follow(self.core.clone(), loaded),
@@ -146,7 +146,7 @@ impl ApiServer {
             bootstrap::keep(self.core.clone(), servers, living),
         );
         let (core, reader) = (self.core.clone(), self.core.storage.reader.clone());
-        let synced = move || core.state.started.finish(Part::ApiServices);
+        let synced = move || core.state.started.finish(StartupPart::ApiServices);
         let api_services = aggregator::keep_local(reader, Arc::new(self.own_client()), synced);
         context.spawn("api-services", api_services);
         let identity = identity::keep(self.core.clone(), context.token());
@@ -156,7 +156,7 @@ impl ApiServer {
         let at_rest = registry::pack_at_rest(self.core.storage.reader.clone());
         context.spawn("objects-at-rest", at_rest);
         let core = self.core.clone();
-        let synced = move || core.state.started.finish(Part::Addresses);
+        let synced = move || core.state.started.finish(StartupPart::Addresses);
         let allocator = self.core.writes.service_allocator.clone();
         let user = User::service_account("kube-system", status::CONTROLLER);
         let (reader, clock) = (

@@ -29,10 +29,10 @@ const STALE_AT_START: SignedDuration = SignedDuration::from_secs(60);
 #[derive(Default)]
 pub(crate) struct Servers {
     /// Guards when each Lease was last seen changing, by its name.
-    seen: Mutex<HashMap<String, Seen>>,
+    seen: Mutex<HashMap<String, SeenLease>>,
 }
 
-struct Seen {
+struct SeenLease {
     renewed: String,
     /// By our own clock; `None` if the Lease looked old when first seen and has not changed since.
     changed: Option<Timestamp>,
@@ -48,7 +48,7 @@ impl Servers {
         let mut living = BTreeSet::new();
         for lease in leases {
             let renewed = tree::text(&lease["spec"]["renewTime"]);
-            let entry = seen.entry(name(lease)).or_insert_with(|| Seen {
+            let entry = seen.entry(name(lease)).or_insert_with(|| SeenLease {
                 renewed: renewed.to_owned(),
                 changed: is_recent(renewed, now).then_some(now),
             });

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A part of the startup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum StartupPart {
     /// Authenticators, authorizers and admission plugins have started their informers.
     Plugins,
     /// Namespaces, priority classes, service CIDRs and the authentication ConfigMap exist.
@@ -25,98 +25,101 @@ pub(crate) enum Part {
 
 /// Health checks other than those of the store, by upstream's names, with the part that each
 /// reports.
-pub(crate) const HOOKS: &[(&str, Part)] = &[
+pub(crate) const HOOKS: &[(&str, StartupPart)] = &[
     (
         "poststarthook/start-apiserver-admission-initializer",
-        Part::Plugins,
+        StartupPart::Plugins,
     ),
     (
         "poststarthook/generic-apiserver-start-informers",
-        Part::Plugins,
+        StartupPart::Plugins,
     ),
     (
         "poststarthook/priority-and-fairness-config-consumer",
-        Part::FlowControl,
+        StartupPart::FlowControl,
     ),
     (
         "poststarthook/priority-and-fairness-filter",
-        Part::FlowControl,
+        StartupPart::FlowControl,
     ),
     (
         "poststarthook/start-apiextensions-informers",
-        Part::Definitions,
+        StartupPart::Definitions,
     ),
     (
         "poststarthook/start-apiextensions-controllers",
-        Part::Definitions,
+        StartupPart::Definitions,
     ),
-    ("poststarthook/crd-informer-synced", Part::Definitions),
+    (
+        "poststarthook/crd-informer-synced",
+        StartupPart::Definitions,
+    ),
     (
         "poststarthook/start-system-namespaces-controller",
-        Part::Objects,
+        StartupPart::Objects,
     ),
     (
         "poststarthook/start-cluster-authentication-info-controller",
-        Part::Objects,
+        StartupPart::Objects,
     ),
     (
         "poststarthook/start-kube-apiserver-identity-lease-controller",
-        Part::Identity,
+        StartupPart::Identity,
     ),
     (
         "poststarthook/start-kube-apiserver-identity-lease-garbage-collector",
-        Part::Identity,
+        StartupPart::Identity,
     ),
     (
         "poststarthook/start-service-ip-repair-controllers",
-        Part::Addresses,
+        StartupPart::Addresses,
     ),
-    ("poststarthook/rbac/bootstrap-roles", Part::Roles),
+    ("poststarthook/rbac/bootstrap-roles", StartupPart::Roles),
     (
         "poststarthook/scheduling/bootstrap-system-priority-classes",
-        Part::Objects,
+        StartupPart::Objects,
     ),
     (
         "poststarthook/priority-and-fairness-config-producer",
-        Part::FlowControl,
+        StartupPart::FlowControl,
     ),
-    ("poststarthook/bootstrap-controller", Part::Objects),
+    ("poststarthook/bootstrap-controller", StartupPart::Objects),
     (
         "poststarthook/start-kubernetes-service-cidr-controller",
-        Part::Objects,
+        StartupPart::Objects,
     ),
     (
         "poststarthook/start-kube-aggregator-informers",
-        Part::ApiServices,
+        StartupPart::ApiServices,
     ),
     (
         "poststarthook/apiservice-status-local-available-controller",
-        Part::ApiServices,
+        StartupPart::ApiServices,
     ),
     (
         "poststarthook/apiservice-status-remote-available-controller",
-        Part::ApiServices,
+        StartupPart::ApiServices,
     ),
     (
         "poststarthook/apiservice-registration-controller",
-        Part::ApiServices,
+        StartupPart::ApiServices,
     ),
     (
         "poststarthook/apiservice-discovery-controller",
-        Part::ApiServices,
+        StartupPart::ApiServices,
     ),
     (
         "poststarthook/kube-apiserver-autoregistration",
-        Part::ApiServices,
+        StartupPart::ApiServices,
     ),
-    ("autoregister-completion", Part::ApiServices),
+    ("autoregister-completion", StartupPart::ApiServices),
     (
         "poststarthook/apiservice-openapi-controller",
-        Part::ApiServices,
+        StartupPart::ApiServices,
     ),
     (
         "poststarthook/apiservice-openapiv3-controller",
-        Part::ApiServices,
+        StartupPart::ApiServices,
     ),
 ];
 
@@ -125,11 +128,11 @@ pub(crate) const HOOKS: &[(&str, Part)] = &[
 pub(crate) struct Started([AtomicBool; 8]);
 
 impl Started {
-    pub(crate) fn finish(&self, part: Part) {
+    pub(crate) fn finish(&self, part: StartupPart) {
         self.0[part as usize].store(true, Ordering::Release);
     }
 
-    pub(crate) fn is_finished(&self, part: Part) -> bool {
+    pub(crate) fn is_finished(&self, part: StartupPart) -> bool {
         self.0[part as usize].load(Ordering::Acquire)
     }
 }

@@ -17,16 +17,16 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 /// so it is polled once, and again only after it woke this future.
 pub struct Stopped {
     cancelled: Pin<Box<WaitForCancellationFutureOwned>>,
-    call: Arc<Call>,
+    call: Arc<Waiter>,
 }
 
 #[derive(Default)]
-struct Call {
+struct Waiter {
     answered: AtomicBool,
     task: AtomicWaker,
 }
 
-impl Wake for Call {
+impl Wake for Waiter {
     fn wake(self: Arc<Self>) {
         self.answered.store(false, Ordering::Release);
         self.task.wake();

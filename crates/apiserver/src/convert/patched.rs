@@ -9,7 +9,7 @@ use machinery::{
     schema::Type,
 };
 
-use super::{Part, unrecognized};
+use super::{PartType, unrecognized};
 use crate::Resource;
 
 /// Decodes an object of a resource, or says why it is not one.
@@ -30,7 +30,7 @@ pub(crate) fn of_resource(resource: &Resource, object: Object) -> Result<Decoded
 
 /// Decodes the body of a subresource, or says why it is not one.
 pub(crate) fn of_part(
-    part: &Part,
+    part: &PartType,
     schema: &'static Type,
     object: Object,
 ) -> Result<Decoded, String> {

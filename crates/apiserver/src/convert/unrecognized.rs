@@ -8,7 +8,7 @@ use machinery::{
     text::quote,
 };
 
-use super::{Part, decode_as, unreadable, unreadable_as};
+use super::{PartType, decode_as, unreadable, unreadable_as};
 use crate::{Resource, media};
 
 /// How many bytes of a body an error message shows.
@@ -150,7 +150,7 @@ fn of_another(own: &str, given: &Given, why: &str) -> Status {
 }
 
 /// 400 for the body of a subresource that states another kind; `None` if it states the right one.
-pub(super) fn explain_part(part: &Part, media: media::Body, bytes: &[u8]) -> Option<Status> {
+pub(super) fn explain_part(part: &PartType, media: media::Body, bytes: &[u8]) -> Option<Status> {
     let mut given = match version_and_kind(media, bytes) {
         Ok(given) => given,
         Err(why) => return Some(unrecognized(part.kind, &why, bytes)),

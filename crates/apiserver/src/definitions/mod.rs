@@ -119,7 +119,7 @@ pub(crate) async fn follow(core: Arc<Core>, mut definitions: Definitions) {
                         }
                     };
                     let Some(Ok(item)) = item else { break };
-                    let mut batch = Batch::default();
+                    let mut batch = DefinitionBatch::default();
                     let mut next = Some(item);
                     while let Some(item) = next {
                         batch.take(item);
@@ -145,19 +145,19 @@ pub(crate) async fn follow(core: Arc<Core>, mut definitions: Definitions) {
 
 /// The changes since the last batch, each definition once, in its newest state.
 #[derive(Default)]
-struct Batch {
+struct DefinitionBatch {
     revision: Revision,
     changes: usize,
-    changed: BTreeMap<String, Change>,
+    changed: BTreeMap<String, DefinitionChange>,
 }
 
-struct Change {
+struct DefinitionChange {
     /// `None` when deleted.
     now: Option<Arc<Stored>>,
     before: Option<Arc<Stored>>,
 }
 
-impl Batch {
+impl DefinitionBatch {
     fn take(&mut self, item: WatchItem<Stored>) {
         match item {
             WatchItem::Progress(revision) => self.revision = revision,
@@ -176,7 +176,7 @@ impl Batch {
                     let name = known.header.name().to_string();
                     match self.changed.get_mut(&name) {
                         Some(change) => change.now = now,
-                        None => drop(self.changed.insert(name, Change { now, before })),
+                        None => drop(self.changed.insert(name, DefinitionChange { now, before })),
                     }
                 }
             }
@@ -185,7 +185,7 @@ impl Batch {
 }
 
 /// What remains to be done for a definition after it was processed.
-enum Step {
+enum FollowUp {
     /// Its status differs and is to be written.
     Write(Names),
     /// It was just deleted.
@@ -195,10 +195,10 @@ enum Step {
 }
 
 impl Definitions {
-    async fn take(&mut self, core: &Arc<Core>, batch: Batch) {
+    async fn take(&mut self, core: &Arc<Core>, batch: DefinitionBatch) {
         let mut freed = BTreeSet::new();
         let mut current = Vec::new();
-        for Change { now, before } in batch.changed.into_values() {
+        for DefinitionChange { now, before } in batch.changed.into_values() {
             let before = before.map(|before| Value::Object(before.parse()));
             match (now, before) {
                 (Some(now), before) => {
@@ -289,7 +289,7 @@ impl Definitions {
         definition: Object,
         bytes: &Bytes,
         since: Revision,
-    ) -> Option<Step> {
+    ) -> Option<FollowUp> {
         let name = meta::text(&definition, "name").to_owned();
         let is_deleting = meta::is_deleting(&definition);
         let whole = Value::Object(definition);
@@ -306,8 +306,8 @@ impl Definitions {
             let is_new =
                 terminating.is_some_and(|condition| condition["reason"] == deletion::PENDING);
             return Some(match established && is_new {
-                true => Step::BeginDeletion(whole),
-                false => Step::Empty(whole),
+                true => FollowUp::BeginDeletion(whole),
+                false => FollowUp::Empty(whole),
             });
         }
         let (wanted, before) = (&whole["spec"]["names"], &whole["status"]["acceptedNames"]);
@@ -340,14 +340,14 @@ impl Definitions {
             conflict,
         };
         let now = meta::time(core.config.clock.now());
-        (!names.are_in(&whole, &now)).then_some(Step::Write(names))
+        (!names.are_in(&whole, &now)).then_some(FollowUp::Write(names))
     }
 }
 
 /// Returns the name of a definition whose status is to be written again later.
-async fn carry_out(core: &Arc<Core>, step: Step) -> Option<String> {
+async fn carry_out(core: &Arc<Core>, step: FollowUp) -> Option<String> {
     match step {
-        Step::Write(names) => {
+        FollowUp::Write(names) => {
             let written = names.write(core).await;
             if let Err(status) = written {
                 let definition = names.name;
@@ -360,7 +360,7 @@ async fn carry_out(core: &Arc<Core>, step: Step) -> Option<String> {
                 core.storage.registry.establish(group, plural);
             }
         }
-        Step::BeginDeletion(definition) => {
+        FollowUp::BeginDeletion(definition) => {
             // The status change returns here as a watch event.
             if deletion::begin(core, &definition).await.is_err() {
                 deletion::spawn_empty(core, definition);
@@ -368,7 +368,7 @@ async fn carry_out(core: &Arc<Core>, step: Step) -> Option<String> {
         }
         // Objects with finalizers may remain for long: run in the background so that other
         // definitions do not wait.
-        Step::Empty(definition) => deletion::spawn_empty(core, definition),
+        FollowUp::Empty(definition) => deletion::spawn_empty(core, definition),
     }
     None
 }

@@ -21,7 +21,7 @@ use crate::{
     output::Output,
     pipeline::Request,
     respond::Answer,
-    write::{self, Change},
+    write::{self, ObjectChange},
 };
 use apiextensions::CustomKind;
 
@@ -185,7 +185,7 @@ impl Applied<'_> {
     }
 }
 
-impl Change for Applied<'_> {
+impl ObjectChange for Applied<'_> {
     fn apply(&self, old: &Object) -> Result<Object, Status> {
         self.merged(Some(old))
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lifecycle::State;
 use machinery::{Object, Status, encode, json::json};
 
-use super::read::{self, Page};
+use super::read::{self, ListPage};
 use crate::{
     Draft, Resource, Stored, media, pieces,
     pipeline::{Core, Request},
@@ -41,7 +41,7 @@ pub(super) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let mut objects = objects.collect::<Result<Vec<_>, _>>()?;
     objects.retain(|object| selection.matches(object));
     let metadata = json!({});
-    Ok(pieces::respond(output, Page { objects, metadata }))
+    Ok(pieces::respond(output, ListPage { objects, metadata }))
 }
 
 /// Every component, with its error if unhealthy.

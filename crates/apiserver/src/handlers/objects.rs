@@ -130,7 +130,7 @@ struct Replace {
     warnings: Vec<String>,
 }
 
-impl write::Change for Replace {
+impl write::ObjectChange for Replace {
     fn apply(&self, _old: &Object) -> Result<Object, Status> {
         Ok(self.object.clone())
     }

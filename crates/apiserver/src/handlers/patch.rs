@@ -63,7 +63,7 @@ pub(crate) struct Patched {
 pub(crate) enum Target<'a> {
     Resource(&'a Resource),
     /// The body of a subresource, and its type.
-    Part(&'static convert::Part, &'static Type),
+    Part(&'static convert::PartType, &'static Type),
 }
 
 impl Target<'_> {
@@ -309,7 +309,7 @@ fn check_type(media: &str, has_schema: bool) -> Result<(), Status> {
     }
 }
 
-struct Change {
+struct PatchChange {
     resource: Arc<Resource>,
     /// The object's name if the object itself is written, `None` for a subresource.
     whole: Option<String>,
@@ -317,7 +317,7 @@ struct Change {
     warnings: parking_lot::Mutex<Vec<String>>,
 }
 
-impl write::Change for Change {
+impl write::ObjectChange for PatchChange {
     fn apply(&self, old: &Object) -> Result<Object, Status> {
         let patched = self.patch.apply(&Target::Resource(&self.resource), old)?;
         *self.warnings.lock() = patched.warnings;
@@ -348,7 +348,7 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     patch.validation = options.validation;
     let write = objects::requested_write(&request, &resource, &options);
     let whole = write.subresource.is_empty().then(|| write.name.clone());
-    let change = Change {
+    let change = PatchChange {
         resource,
         whole,
         patch,

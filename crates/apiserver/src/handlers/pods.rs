@@ -15,11 +15,11 @@ use super::{
 };
 use crate::{
     Draft, Resource, Stored,
-    convert::{self, Decoded, Part},
+    convert::{self, Decoded, PartType},
     disruption, media, meta,
     pipeline::Request,
     respond::{self, Answer},
-    write::{self, Change, DeleteOptions, Preconditions, Write},
+    write::{self, DeleteOptions, ObjectChange, Preconditions, Write},
 };
 
 /// Assigns a pod to a node.
@@ -103,7 +103,7 @@ struct Assignment {
     now: String,
 }
 
-impl Change for Assignment {
+impl ObjectChange for Assignment {
     fn apply(&self, old: &Object) -> Result<Object, Status> {
         assign(old, &self.binding, &self.node, &self.now)
     }
@@ -386,7 +386,11 @@ async fn evict_pod(mut write: Write, mut eviction: Object) -> Result<(), Status>
     }
 }
 
-async fn decode(request: &Request, part: &Part, options: &WriteOptions) -> Result<Decoded, Status> {
+async fn decode(
+    request: &Request,
+    part: &PartType,
+    options: &WriteOptions,
+) -> Result<Decoded, Status> {
     let media = media::Body::from_headers(&request.parts.headers)?;
     let bytes = body::take(request).await?;
     convert::decode_part(part, media, &bytes, options.validation)

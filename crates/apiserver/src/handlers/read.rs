@@ -13,7 +13,7 @@ use store::{Entry, Freshness, ListRequest, Listed, Revision};
 use super::watch::sink::served;
 use crate::{
     Body, Resource, Stored, failure,
-    media::{self, Shape},
+    media::{self, ResponseShape},
     output::{self, Output},
     page::Continue,
     pieces,
@@ -29,7 +29,7 @@ const EXPIRED: &str = "The provided continue parameter is too old to display a c
 pub(crate) fn output(request: &Request, resource: &Arc<Resource>) -> Result<Output, Status> {
     let many = matches!(request.info.verb, "list" | "watch");
     let wanted = media::wanted(&request.parts.headers, resource.schema.is_some(), many)?;
-    if wanted.shape == Shape::Table {
+    if wanted.shape == ResponseShape::Table {
         output::check_include(&request.query)?;
     }
     let clock = request.core.config.clock.clone();
@@ -187,7 +187,7 @@ fn check_options(query: &Query) -> Result<(), Status> {
 }
 
 /// One page of objects.
-pub(crate) struct Page {
+pub(crate) struct ListPage {
     pub(crate) objects: Vec<Arc<Stored>>,
     pub(crate) metadata: Value,
 }
@@ -219,7 +219,7 @@ pub(crate) async fn list(request: Request, resource: Arc<Resource>) -> Answer {
 }
 
 /// A page as shared objects, for an informer of this process.
-fn fed(output: &Output, page: Page) -> Response<Body> {
+fn fed(output: &Output, page: ListPage) -> Response<Body> {
     pieces::note(output, &page);
     let text = |key: &str| page.metadata.get(key).and_then(Value::as_str);
     let objects = page.objects.iter();
@@ -241,7 +241,7 @@ pub(crate) async fn selected(
     request: &Request,
     resource: &Arc<Resource>,
     namespace: &str,
-) -> Result<Page, Status> {
+) -> Result<ListPage, Status> {
     let selection = Selection::from_request(resource, request)?;
     let paging = Paging::parse(&request.query)?;
     page(request, resource, namespace, &selection, paging).await
@@ -253,7 +253,7 @@ async fn page(
     namespace: &str,
     selection: &Selection,
     paging: Paging,
-) -> Result<Page, Status> {
+) -> Result<ListPage, Status> {
     let root = resource.prefix("");
     let only = selection.name();
     // With a name and a namespace the complete key is the prefix; the selector excludes longer
@@ -332,7 +332,12 @@ fn expired(fallback: Option<Continue>) -> Status {
 }
 
 /// Filters up to the limit, and makes the continue token.
-fn cut(listed: Listed<Stored>, selection: &Selection, limit: Option<usize>, root: usize) -> Page {
+fn cut(
+    listed: Listed<Stored>,
+    selection: &Selection,
+    limit: Option<usize>,
+    root: usize,
+) -> ListPage {
     let mut metadata = json!({"resourceVersion": listed.revision.to_string()});
     let everything = selection.is_everything();
     let mut more = listed.remaining > 0;
@@ -359,7 +364,7 @@ fn cut(listed: Listed<Stored>, selection: &Selection, limit: Option<usize>, root
             metadata["remainingItemCount"] = listed.remaining.into();
         }
     }
-    Page {
+    ListPage {
         objects: kept.into_iter().map(|entry| entry.object).collect(),
         metadata,
     }

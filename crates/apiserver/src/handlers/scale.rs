@@ -19,12 +19,12 @@ use super::{
 };
 use crate::{
     Resource, convert, failure,
-    media::{self, Shape},
+    media::{self, ResponseShape},
     meta,
     output::{self, Output},
     pipeline::Request,
     respond::{self, Answer},
-    write::{self, Change, Versions},
+    write::{self, ObjectChange, Versions},
 };
 use apiextensions::{FieldPath, ScalePaths};
 
@@ -75,16 +75,16 @@ fn answer(output: &Output, resource: &Resource, object: &Object) -> Answer {
         "metadata": metadata,
     });
     let shown = match output.wanted.shape {
-        Shape::Object => Value::Object(scale),
-        Shape::Metadata { .. } => partial,
-        Shape::Table => {
+        ResponseShape::Object => Value::Object(scale),
+        ResponseShape::Metadata { .. } => partial,
+        ResponseShape::Table => {
             let revision = json!({"resourceVersion": metadata["resourceVersion"]});
             let row = output.row_of(row(&scale, output.now()), &scale);
             output.table_of(columns(paths.is_some()), vec![row], revision)
         }
     };
     let schema = match output.wanted.shape {
-        Shape::Metadata { .. } => output.message_type(),
+        ResponseShape::Metadata { .. } => output.message_type(),
         _ => schema::lookup(SCALE).filter(|_| output.message_type().is_some()),
     };
     Ok(match (schema, &shown) {
@@ -270,7 +270,7 @@ impl Rescale {
     }
 }
 
-impl Change for Rescale {
+impl ObjectChange for Rescale {
     fn uid(&self) -> Option<&str> {
         match &self.wanted {
             Wanted::Whole(scale, _) => Some(meta::text(scale, "uid")),

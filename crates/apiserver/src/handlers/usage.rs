@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use machinery::{Object, Status, encode, json::json};
 
-use super::read::{self, Page};
+use super::read::{self, ListPage};
 use crate::{
     Draft, Resource, Stored, media, pieces, pipeline::Request, respond::Answer,
     selection::Selection,
@@ -39,7 +39,7 @@ pub(super) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
         .await?;
     let selected = found.iter().filter(|one| selection.matches(one));
     let objects = selected.filter_map(|one| metrics(&request, &resource, one).transpose());
-    let page = Page {
+    let page = ListPage {
         objects: objects.collect::<Result<_, _>>()?,
         metadata: json!({}),
     };

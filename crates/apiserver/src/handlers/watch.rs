@@ -26,7 +26,7 @@ use request::heavy;
 use store::{Event, Freshness, ListRequest, Revision, WatchItem};
 use tokio::time::{Instant, Sleep};
 
-use self::sink::{Change, Encoder, Objects, Sink, Text};
+use self::sink::{Encoder, Objects, Sink, Text, WatchEvent};
 use super::read;
 use crate::{
     Body, Resource, Stored, failure,
@@ -414,7 +414,7 @@ impl<S: Sink> Watcher<S> {
             let Some(object) = self.initial.next() else {
                 break;
             };
-            out.event(&mut self.encoder, Change::Added, &object);
+            out.event(&mut self.encoder, WatchEvent::Added, &object);
         }
         if self.initial.len() == 0 && std::mem::take(&mut self.mark) {
             self.bookmark(true, &mut out);
@@ -481,9 +481,9 @@ impl<S: Sink> Watcher<S> {
         };
         let (change, object) = match (seen(&event.previous), seen(&event.current)) {
             (None, None) => return,
-            (None, Some(object)) => (Change::Added, object),
-            (Some(_), Some(object)) => (Change::Modified, object),
-            (Some(object), None) => (Change::Deleted, Arc::new(object.at(event.revision))),
+            (None, Some(object)) => (WatchEvent::Added, object),
+            (Some(_), Some(object)) => (WatchEvent::Modified, object),
+            (Some(object), None) => (WatchEvent::Deleted, Arc::new(object.at(event.revision))),
         };
         out.event(&mut self.encoder, change, &object);
         self.reported = event.revision;

@@ -21,7 +21,7 @@ fn verb_label(verb: &'static str) -> &'static str {
 
 /// The metric labels of a request. Names that are not served are left out, to bound the number of
 /// series.
-pub(super) fn about(info: &RequestInfo, resource: Option<&Resource>) -> RequestLabels {
+pub(super) fn request_labels(info: &RequestInfo, resource: Option<&Resource>) -> RequestLabels {
     let mut about = RequestLabels {
         verb: verb_label(info.verb),
         labels: None,

@@ -15,7 +15,7 @@ use server_metrics::{Counted, RequestLabels};
 
 use super::{
     Caller, Connection, Core,
-    about::{about, is_long_running},
+    about::{is_long_running, request_labels},
     compress, indent, pace,
 };
 use crate::{
@@ -88,7 +88,7 @@ pub(super) fn read(core: Arc<Core>, parts: Parts, caller: Caller) -> (Arrival, E
         let registry = &core.storage.registry;
         registry.get(&subject.group, &subject.version, &subject.resource)
     });
-    let about = about(&info, resource.as_deref());
+    let about = request_labels(&info, resource.as_deref());
     let deprecation = resource.as_ref().and_then(|one| one.kind.deprecation());
     let reads = matches!(parts.method, Method::GET | Method::HEAD);
     let in_flight = match is_long_running {

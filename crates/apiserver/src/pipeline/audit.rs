@@ -14,18 +14,18 @@ use crate::{
 pub(super) fn begin(arrival: &Arrival, user: &User, exchange: &mut Exchange) {
     let core = &exchange.core;
     if let Some(audit) = &core.audit {
-        exchange.ticket = audit.begin(user, &about(arrival, exchange));
+        exchange.ticket = audit.begin(user, &audit_arrival(arrival, exchange));
     }
 }
 
 /// Records a request without a known user.
 pub(super) fn unauthenticated(arrival: &Arrival, exchange: &Exchange, status: &Status) {
     if let Some(audit) = &exchange.core.audit {
-        audit.unauthenticated(&about(arrival, exchange), status);
+        audit.unauthenticated(&audit_arrival(arrival, exchange), status);
     }
 }
 
-fn about<'a>(arrival: &'a Arrival, exchange: &Exchange) -> audit::Arrival<'a> {
+fn audit_arrival<'a>(arrival: &'a Arrival, exchange: &Exchange) -> audit::Arrival<'a> {
     audit::Arrival {
         id: arrival.audit_id.to_str().unwrap_or_default(),
         headers: &arrival.parts.headers,

@@ -119,7 +119,7 @@ async fn attempt(
         .await?;
     let warnings = write.effects.take_warnings();
     if write.dry_run {
-        if standing(write, &name.text).await?.is_some() {
+        if existing_is_deleting(write, &name.text).await?.is_some() {
             let conflict = Conflict(write.resource.key(&write.namespace, &name.text));
             return Ok(Err(Collision { name, conflict }));
         }
@@ -182,7 +182,7 @@ fn validate(write: &Write, object: &Object, mut errors: Errors) -> Result<(), St
 }
 
 /// Whether an object of this name exists, and is being deleted. One that cannot be read exists.
-async fn standing(write: &Write, name: &str) -> Result<Option<bool>, Status> {
+async fn existing_is_deleting(write: &Write, name: &str) -> Result<Option<bool>, Status> {
     let key = write.resource.key(&write.namespace, name);
     match write.core.storage.store.get(&key, Freshness::Newest).await {
         Ok((_, entry)) => Ok(entry.map(|entry| meta::is_deleting(&entry.object.parse()))),
@@ -194,7 +194,7 @@ async fn standing(write: &Write, name: &str) -> Result<Option<bool>, Status> {
 /// 409 if an object of this name exists. With generateName the message says that no name could be
 /// generated, even if a name was given too.
 async fn refuse_taken(write: &Write, name: &str, prefixed: bool) -> Result<(), Status> {
-    let Some(is_deleting) = standing(write, name).await? else {
+    let Some(is_deleting) = existing_is_deleting(write, name).await? else {
         return Ok(());
     };
     let (group, plural) = (&write.resource.group, &write.resource.plural);

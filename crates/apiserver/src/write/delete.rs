@@ -31,7 +31,7 @@ pub(crate) struct Deleted {
 }
 
 /// What a deletion does next.
-enum Step {
+enum DeletionStep {
     /// Set deletionTimestamp; the owner of a finalizer or the kubelet removes it later.
     Mark,
     /// Remove the object.
@@ -143,8 +143,8 @@ async fn attempt(
         }))
     };
     match step {
-        Step::Nothing => stands(entry.object),
-        Step::Mark => {
+        DeletionStep::Nothing => stands(entry.object),
+        DeletionStep::Mark => {
             write.resource.kind.mark_terminating(&mut object);
             let draft = write.draft(&mut object).await?;
             if write.dry_run {
@@ -166,12 +166,12 @@ async fn attempt(
                 gone: false,
             }))
         }
-        Step::Remove if write.dry_run => Ok(Ok(Deleted {
+        DeletionStep::Remove if write.dry_run => Ok(Ok(Deleted {
             object: entry.object,
             gone: true,
         })),
-        Step::MarkAndRemove => mark_and_remove(write, object, revision).await,
-        Step::Remove => {
+        DeletionStep::MarkAndRemove => mark_and_remove(write, object, revision).await,
+        DeletionStep::Remove => {
             let mut ops = hooks::before_remove(write, &object);
             ops.extend(write.effects.take_ops());
             let removed = write.remove(&write.name, revision, ops).await?;
@@ -257,9 +257,13 @@ fn check_preconditions(
 }
 
 /// Decides the step, and sets the deletion fields of an object that stays for now.
-fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Result<Step, Status> {
+fn decide(
+    write: &Write,
+    options: &DeleteOptions,
+    object: &mut Object,
+) -> Result<DeletionStep, Status> {
     if hooks::mark_definition(write, object) {
-        return Ok(Step::Mark);
+        return Ok(DeletionStep::Mark);
     }
     let now = write.core.config.clock.now();
     let requested = options
@@ -275,7 +279,7 @@ fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Result
                 shorten(object, current, period, now);
                 true
             }
-            _ => return Ok(Step::Nothing),
+            _ => return Ok(DeletionStep::Nothing),
         },
         (false, _) => match write.resource.kind.deletion(object, requested) {
             Deletion::Forbidden(why) => {
@@ -284,7 +288,7 @@ fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Result
             }
             Deletion::Immediate => false,
             Deletion::Graceful { seconds } => {
-                mark(object, now, seconds);
+                mark_terminating(object, now, seconds);
                 true
             }
         },
@@ -294,12 +298,12 @@ fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Result
     meta::set_finalizers(object, finalizers);
     let grace = meta::number(object, "deletionGracePeriodSeconds").unwrap_or(0);
     Ok(match (graceful, pending) {
-        (true, false) if grace == 0 => Step::MarkAndRemove,
-        (true, _) => Step::Mark,
-        (false, false) if !write.resource.kind.is_held(object) => Step::Remove,
+        (true, false) if grace == 0 => DeletionStep::MarkAndRemove,
+        (true, _) => DeletionStep::Mark,
+        (false, false) if !write.resource.kind.is_held(object) => DeletionStep::Remove,
         (false, _) => {
             mark_now(object, now);
-            Step::Mark
+            DeletionStep::Mark
         }
     })
 }
@@ -326,7 +330,7 @@ fn finalizers_of(write: &Write, options: &DeleteOptions, object: &Object) -> Vec
 }
 
 /// Sets deletionTimestamp for a grace period.
-fn mark(object: &mut Object, now: Timestamp, seconds: i64) {
+fn mark_terminating(object: &mut Object, now: Timestamp, seconds: i64) {
     meta::set(
         object,
         "deletionTimestamp",

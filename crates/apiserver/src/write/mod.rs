@@ -35,7 +35,7 @@ pub use fence::Fence;
 pub(crate) use registry::Versions;
 use registry::store_metrics::Operation as StoreOperation;
 use supervised::Supervised;
-pub(crate) use update::{Change, update};
+pub(crate) use update::{ObjectChange, update};
 
 /// One write: user, object, options.
 pub(crate) struct Write {

@@ -15,11 +15,11 @@ use crate::{
 
 /// Makes the new object of an update from the stored one (with its resourceVersion). Called again
 /// after a conflict.
-pub(crate) trait Change: Send + Sync {
+pub(crate) trait ObjectChange: Send + Sync {
     fn apply(&self, old: &Object) -> Result<Object, Status>;
 
     /// The same change as an edit of the stored bytes, if they need not be parsed for it. Only for changes by the
-    /// server itself, which need no admission, validation or managedFields; [`Change::apply`] has the same result.
+    /// server itself, which need no admission, validation or managedFields; [`ObjectChange::apply`] has the same result.
     fn edit(&self, _: &Stored) -> Option<Draft> {
         None
     }
@@ -45,7 +45,7 @@ pub(crate) trait Change: Send + Sync {
     }
 }
 
-impl<F: Fn(&Object) -> Result<Object, Status> + Send + Sync> Change for F {
+impl<F: Fn(&Object) -> Result<Object, Status> + Send + Sync> ObjectChange for F {
     fn apply(&self, old: &Object) -> Result<Object, Status> {
         self(old)
     }
@@ -53,8 +53,8 @@ impl<F: Fn(&Object) -> Result<Object, Status> + Send + Sync> Change for F {
 
 /// Changes the object that the write names. Warnings about the body come first, then those of
 /// admission and the kind, also when the write is rejected.
-pub(crate) async fn update(write: &Write, change: &dyn Change) -> Result<Written, Status> {
-    match changed(write, change).await {
+pub(crate) async fn update(write: &Write, change: &dyn ObjectChange) -> Result<Written, Status> {
+    match update_with_retries(write, change).await {
         Ok(mut written) => {
             written.warnings.splice(0..0, change.warnings());
             Ok(written)
@@ -65,18 +65,18 @@ pub(crate) async fn update(write: &Write, change: &dyn Change) -> Result<Written
     }
 }
 
-async fn changed(write: &Write, change: &dyn Change) -> Result<Written, Status> {
+async fn update_with_retries(write: &Write, change: &dyn ObjectChange) -> Result<Written, Status> {
     let key = write.resource.key(&write.namespace, &write.name);
     let mut retry = write.conflict_retry();
     loop {
         let read = write.core.storage.store.get(&key, Freshness::Newest).await;
         let (_, entry) = read.map_err(failure::of_store)?;
         let Some(entry) = entry else {
-            let again = || created(write, change);
+            let again = || object_to_create(write, change);
             return create(write, again()?, again).await;
         };
         heavy::mark_large(entry.object.size()).await;
-        if let Some(edit) = edit(write, change, &entry) {
+        if let Some(edit) = edit_of_stored(write, change, &entry) {
             match put_edit(write, edit, &entry).await? {
                 Ok(written) => return Ok(written),
                 Err(conflict) => {
@@ -87,7 +87,7 @@ async fn changed(write: &Write, change: &dyn Change) -> Result<Written, Status> 
         }
         let old = write.resource.parse_converted(&entry.object).await?;
         check_uid(write, change.uid(), &old)?;
-        let mut new = applied(change, &old).await?;
+        let mut new = apply_change(change, &old).await?;
         write.ensure_namespace_matches(&mut new)?;
         write.check_name(&new)?;
         match attempt(write, new, old, entry).await? {
@@ -98,7 +98,11 @@ async fn changed(write: &Write, change: &dyn Change) -> Result<Written, Status> 
 }
 
 /// The change as an edit of the stored bytes.
-fn edit(write: &Write, change: &dyn Change, entry: &Entry<Stored>) -> Option<Draft> {
+fn edit_of_stored(
+    write: &Write,
+    change: &dyn ObjectChange,
+    entry: &Entry<Stored>,
+) -> Option<Draft> {
     let is_internal = write.internal && write.tracked && write.admitted && !write.dry_run;
     let edit = is_internal.then(|| change.edit(&entry.object)).flatten()?;
     (write.resource.storage.is_none() && !entry.object.is_converted()).then_some(edit)
@@ -120,7 +124,7 @@ async fn put_edit(
 }
 
 /// The new object. Computed again after a conversion webhook had to be called.
-async fn applied(change: &dyn Change, old: &Object) -> Result<Object, Status> {
+async fn apply_change(change: &dyn ObjectChange, old: &Object) -> Result<Object, Status> {
     loop {
         let new = change.apply(old);
         match change.versions() {
@@ -131,7 +135,7 @@ async fn applied(change: &dyn Change, old: &Object) -> Result<Object, Status> {
 }
 
 /// The object to create if none exists.
-fn created(write: &Write, change: &dyn Change) -> Result<Object, Status> {
+fn object_to_create(write: &Write, change: &dyn ObjectChange) -> Result<Object, Status> {
     let Some(object) = change.create() else {
         return Err(write.not_found(&write.name));
     };

@@ -8,7 +8,7 @@ use machinery::{Object, Status, Value, json::json, protobuf};
 use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
 use store::Revision;
 
-use crate::{Resource, Stored, media::Shape, output::Output, respond};
+use crate::{Resource, Stored, media::ResponseShape, output::Output, respond};
 
 /// Maximum bytes of a burst.
 const BURST: usize = 64 * 1024;
@@ -17,13 +17,13 @@ const OBJECTS: usize = 256;
 
 /// The change of an object, as the watcher's selectors see it.
 #[derive(Clone, Copy)]
-pub(super) enum Change {
+pub(super) enum WatchEvent {
     Added,
     Modified,
     Deleted,
 }
 
-impl Change {
+impl WatchEvent {
     fn name(self) -> &'static str {
         match self {
             Self::Added => "ADDED",
@@ -50,7 +50,7 @@ pub(super) trait Sink: Default {
     /// Whether the burst is to be sent.
     fn is_full(&self) -> bool;
 
-    fn event(&mut self, encoder: &mut Encoder, change: Change, object: &Arc<Stored>);
+    fn event(&mut self, encoder: &mut Encoder, change: WatchEvent, object: &Arc<Stored>);
 
     fn bookmark(&mut self, encoder: &mut Encoder, reached: Revision, initial_end: bool);
 
@@ -71,7 +71,7 @@ impl Sink for Text {
         self.0.len() >= BURST
     }
 
-    fn event(&mut self, encoder: &mut Encoder, change: Change, object: &Arc<Stored>) {
+    fn event(&mut self, encoder: &mut Encoder, change: WatchEvent, object: &Arc<Stored>) {
         let before = self.0.len();
         encoder.encode(change.name(), object, &mut self.0);
         encoder.sent(self.0.len() - before);
@@ -101,13 +101,13 @@ impl Sink for Objects {
         self.0.len() >= OBJECTS
     }
 
-    fn event(&mut self, encoder: &mut Encoder, change: Change, object: &Arc<Stored>) {
+    fn event(&mut self, encoder: &mut Encoder, change: WatchEvent, object: &Arc<Stored>) {
         let object = served(&encoder.output.resource, object);
         encoder.sent(object.size());
         self.0.push(match change {
-            Change::Added => feed::Change::Added(object),
-            Change::Modified => feed::Change::Modified(object),
-            Change::Deleted => feed::Change::Deleted(object),
+            WatchEvent::Added => feed::Change::Added(object),
+            WatchEvent::Modified => feed::Change::Modified(object),
+            WatchEvent::Deleted => feed::Change::Deleted(object),
         });
     }
 
@@ -160,9 +160,9 @@ impl Encoder {
         out.put_slice(kind.as_bytes());
         out.put_slice(br#"","object":"#);
         match self.output.wanted.shape {
-            Shape::Object => out.put_slice(&self.output.resource.serve(object).bytes()),
-            Shape::Metadata { .. } => out.put_slice(&self.output.object(object)),
-            Shape::Table => {
+            ResponseShape::Object => out.put_slice(&self.output.resource.serve(object).bytes()),
+            ResponseShape::Metadata { .. } => out.put_slice(&self.output.object(object)),
+            ResponseShape::Table => {
                 let columns = !std::mem::replace(&mut self.columns_sent, true);
                 let metadata = json!({"resourceVersion": object.revision.to_string()});
                 out.put_slice(&self.output.table(&[object], columns, metadata));
@@ -174,7 +174,7 @@ impl Encoder {
     /// How far the watch is: an object of which nothing but the revision is known.
     fn bookmark(&mut self, reached: Revision, initial_end: bool) -> Bytes {
         let (kind, version) = match self.output.wanted.shape {
-            Shape::Table => self.output.resource_kind(),
+            ResponseShape::Table => self.output.resource_kind(),
             _ => self.output.kind(),
         };
         let mut metadata = json!({"resourceVersion": reached.to_string()});
@@ -192,7 +192,7 @@ impl Encoder {
             return out.freeze();
         }
         let object = match self.output.wanted.shape {
-            Shape::Table => self.table_bookmark(object, reached),
+            ResponseShape::Table => self.table_bookmark(object, reached),
             _ => Value::Object(object),
         };
         format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n").into()
