@@ -96,9 +96,9 @@ async fn ensure_default(api: &impl Client, resource: &str, default: Object) -> R
     let (status, answer) = match status {
         StatusCode::NOT_FOUND => api.ask(Method::POST, &collection, Some(default)).await?,
         StatusCode::OK => match merged(&stored, &default) {
-            Change::None => return Ok(()),
-            Change::Update(object) => api.ask(Method::PUT, &single, Some(object)).await?,
-            Change::Replace => {
+            DefaultChange::None => return Ok(()),
+            DefaultChange::Update(object) => api.ask(Method::PUT, &single, Some(object)).await?,
+            DefaultChange::Replace => {
                 api.ask(Method::DELETE, &single, None).await?;
                 api.ask(Method::POST, &collection, Some(default)).await?
             }
@@ -115,20 +115,20 @@ async fn ensure_default(api: &impl Client, resource: &str, default: Object) -> R
 }
 
 #[derive(Debug, PartialEq)]
-enum Change {
+enum DefaultChange {
     None,
     Update(Object),
     /// The role of a binding is immutable, so the binding is replaced.
     Replace,
 }
 
-fn merged(stored: &Object, default: &Object) -> Change {
+fn merged(stored: &Object, default: &Object) -> DefaultChange {
     let annotations = &tree::get(stored, "metadata")["annotations"];
     if annotations[AUTOUPDATE] == "false" {
-        return Change::None;
+        return DefaultChange::None;
     }
     if !tree::same(tree::get(stored, "roleRef"), tree::get(default, "roleRef")) {
-        return Change::Replace;
+        return DefaultChange::Replace;
     }
     let mut object = stored.clone();
     let metadata = tree::child_or_new(&mut object, "metadata");
@@ -153,9 +153,9 @@ fn merged(stored: &Object, default: &Object) -> Change {
     let missing = wanted.filter(|wanted| !known.iter().any(|known| tree::same(known, wanted)));
     append(&mut object, "subjects", missing.cloned());
     if object == *stored {
-        Change::None
+        DefaultChange::None
     } else {
-        Change::Update(object)
+        DefaultChange::Update(object)
     }
 }
 
@@ -185,7 +185,7 @@ mod tests {
                                     "rules": [rule("get"), rule("list")]}));
         let stored =
             object(json!({"metadata": {"name": "r"}, "rules": [rule("list"), rule("watch")]}));
-        let Change::Update(object) = merged(&stored, &default) else {
+        let DefaultChange::Update(object) = merged(&stored, &default) else {
             panic!()
         };
         assert_eq!(
@@ -193,14 +193,14 @@ mod tests {
             json!([rule("list"), rule("watch"), rule("get")])
         );
         assert_eq!(object["metadata"]["labels"]["a"], "1");
-        assert_eq!(merged(&object, &default), Change::None);
+        assert_eq!(merged(&object, &default), DefaultChange::None);
     }
 
     #[test]
     fn an_operators_choice_is_respected() {
         let default = object(json!({"metadata": {"name": "r"}, "rules": [{"verbs": ["get"]}]}));
         let own = json!({"metadata": {"annotations": {AUTOUPDATE: "false"}}, "rules": []});
-        assert_eq!(merged(&object(own), &default), Change::None);
+        assert_eq!(merged(&object(own), &default), DefaultChange::None);
     }
 
     #[test]
@@ -214,10 +214,10 @@ mod tests {
         let default = binding("r", json!([{"kind": "Group", "name": "g"}]));
         assert_eq!(
             merged(&binding("other", json!([])), &default),
-            Change::Replace
+            DefaultChange::Replace
         );
         let mine = json!([{"kind": "User", "name": "eve"}]);
-        let Change::Update(object) = merged(&binding("r", mine), &default) else {
+        let DefaultChange::Update(object) = merged(&binding("r", mine), &default) else {
             panic!()
         };
         assert_eq!(object["subjects"].as_array().unwrap().len(), 2);

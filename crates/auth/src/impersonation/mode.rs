@@ -14,7 +14,7 @@ const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 const NODES: &str = "system:nodes";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ModeKind {
     /// The node of the caller's own pod.
     AssociatedNode,
     ArbitraryNode,
@@ -25,31 +25,31 @@ enum Kind {
 }
 
 pub(super) struct Mode {
-    kind: Kind,
+    kind: ModeKind,
     name: &'static str,
 }
 
 pub(super) const LEGACY: Mode = Mode {
-    kind: Kind::Legacy,
+    kind: ModeKind::Legacy,
     name: "",
 };
 
 /// In the order they are tried.
 pub(super) const ALL: [Mode; 5] = [
     Mode {
-        kind: Kind::AssociatedNode,
+        kind: ModeKind::AssociatedNode,
         name: "associated-node",
     },
     Mode {
-        kind: Kind::ArbitraryNode,
+        kind: ModeKind::ArbitraryNode,
         name: "arbitrary-node",
     },
     Mode {
-        kind: Kind::ServiceAccount,
+        kind: ModeKind::ServiceAccount,
         name: "serviceaccount",
     },
     Mode {
-        kind: Kind::UserInfo,
+        kind: ModeKind::UserInfo,
         name: "user-info",
     },
     LEGACY,
@@ -79,7 +79,7 @@ fn question(group: &'static str, resource: &'static str, names: Vec<String>) -> 
 
 impl Mode {
     pub(super) fn is_constrained(&self) -> bool {
-        self.kind != Kind::Legacy
+        self.kind != ModeKind::Legacy
     }
 
     /// Whether the mode applies to an identity.
@@ -90,18 +90,18 @@ impl Mode {
             account(&caller.name).is_some() && names.is_some_and(|names| names == [node])
         };
         match self.kind {
-            Kind::AssociatedNode => bare && node(&wanted.name).is_some_and(own),
-            Kind::ArbitraryNode => bare && node(&wanted.name).is_some(),
-            Kind::ServiceAccount => bare && account(&wanted.name).is_some(),
-            Kind::UserInfo => node(&wanted.name).is_none() && account(&wanted.name).is_none(),
-            Kind::Legacy => true,
+            ModeKind::AssociatedNode => bare && node(&wanted.name).is_some_and(own),
+            ModeKind::ArbitraryNode => bare && node(&wanted.name).is_some(),
+            ModeKind::ServiceAccount => bare && account(&wanted.name).is_some(),
+            ModeKind::UserInfo => node(&wanted.name).is_none() && account(&wanted.name).is_none(),
+            ModeKind::Legacy => true,
         }
     }
 
     /// The verb for assuming an identity.
     pub(super) fn verb(&self) -> String {
         match self.kind {
-            Kind::Legacy => "impersonate".to_owned(),
+            ModeKind::Legacy => "impersonate".to_owned(),
             _ => format!("impersonate:{}", self.name),
         }
     }
@@ -147,7 +147,7 @@ impl Mode {
     fn who(&self, group: &'static str, name: &str) -> Question {
         if let Some(node) = node(name).filter(|_| self.is_constrained()) {
             let node = match self.kind {
-                Kind::AssociatedNode => "*",
+                ModeKind::AssociatedNode => "*",
                 _ => node,
             };
             return question(group, "nodes", vec![node.to_owned()]);

@@ -6,7 +6,7 @@ use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::metadata::Check;
-use crate::shown::{Field, Go, each};
+use crate::shown::{GoField, GoType, each};
 use crate::tree::{child, child_or_new, default_to, entries, get, is_set, list, name, same, text};
 use crate::{Column, Expressions, Parameters, Scope, ServerSide, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -342,9 +342,9 @@ fn validate(object: &Object, conditions: bool) -> Errors {
     errors
 }
 
-const AUDIT_ANNOTATION: &[Field] = &[
-    Field("key", "Key", Go::Text),
-    Field("valueExpression", "ValueExpression", Go::Text),
+const AUDIT_ANNOTATION: &[GoField] = &[
+    GoField("key", "Key", GoType::Text),
+    GoField("valueExpression", "ValueExpression", GoType::Text),
 ];
 
 fn check_validation(rule: &Value, path: &Path, errors: &mut Errors) {

@@ -73,7 +73,7 @@ fn default(object: &mut Object, mutating: bool) {
 }
 
 /// Which rules apply; values that were invalid before are kept on update.
-struct Terms {
+struct WebhookRules {
     mutating: bool,
     conditions: bool,
     no_side_effects: bool,
@@ -85,7 +85,7 @@ const NO_SIDE_EFFECTS: &[&str] = &["None", "NoneOnDryRun"];
 const SIDE_EFFECTS: &[&str] = &["None", "NoneOnDryRun", "Some", "Unknown"];
 
 fn validate(object: &Object, mutating: bool) -> Errors {
-    let terms = Terms {
+    let terms = WebhookRules {
         mutating,
         conditions: true,
         no_side_effects: true,
@@ -101,7 +101,7 @@ fn validate_update(object: &Object, old: &Object, mutating: bool) -> Errors {
     let conditions = |w: &Value| w["matchConditions"].clone();
     let reviews = |w: &Value| list(&w["admissionReviewVersions"]).to_vec();
     let repeated = |(i, w): (usize, &Value)| was[..i].iter().any(|o| o["name"] == w["name"]);
-    let terms = Terms {
+    let terms = WebhookRules {
         mutating,
         conditions: new.len() != was.len()
             || new
@@ -119,7 +119,7 @@ fn validate_update(object: &Object, old: &Object, mutating: bool) -> Errors {
     check_webhooks(object, &terms)
 }
 
-fn check_webhooks(object: &Object, terms: &Terms) -> Errors {
+fn check_webhooks(object: &Object, terms: &WebhookRules) -> Errors {
     let mut errors = Vec::new();
     let all = list(get(object, "webhooks"));
     for (i, webhook) in all.iter().enumerate() {
@@ -153,7 +153,7 @@ fn check_name(name: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn check_webhook(webhook: &Value, terms: &Terms, path: &Path, errors: &mut Errors) {
+fn check_webhook(webhook: &Value, terms: &WebhookRules, path: &Path, errors: &mut Errors) {
     check_name(text(&webhook["name"]), &path.child("name"), errors);
     for (i, rule) in list(&webhook["rules"]).iter().enumerate() {
         check_rule(rule, &path.child("rules").index(i), errors);

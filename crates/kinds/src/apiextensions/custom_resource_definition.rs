@@ -101,7 +101,7 @@ fn default_stored(object: &mut Object) {
 }
 
 /// Which rules apply to a spec beside its schemas.
-struct Terms<'a> {
+struct SpecRules<'a> {
     rules: Rules,
     schemas: bool,
     review_versions: bool,
@@ -137,7 +137,7 @@ fn validate(object: &Object) -> Errors {
             errors.push(Error::invalid(&at, given, detail));
         }
     }
-    let terms = Terms {
+    let terms = SpecRules {
         rules: Rules::ALL,
         schemas: true,
         review_versions: true,
@@ -151,7 +151,7 @@ fn validate(object: &Object) -> Errors {
     errors
 }
 
-fn check_spec(spec: &Value, terms: &Terms<'_>, errors: &mut Errors) {
+fn check_spec(spec: &Value, terms: &SpecRules<'_>, errors: &mut Errors) {
     let path = Path::new("spec");
     let (group, at) = (text(&spec["group"]), path.child("group"));
     let complaints = format::dns1123_subdomain(group);
@@ -256,7 +256,7 @@ fn check_names(names: &Value, path: &Path, errors: &mut Errors) {
     errors.append(&mut late);
 }
 
-fn check_conversion(conversion: &Value, terms: &Terms<'_>, path: &Path, errors: &mut Errors) {
+fn check_conversion(conversion: &Value, terms: &SpecRules<'_>, path: &Path, errors: &mut Errors) {
     let strategies = ["None", "Webhook"];
     check::known(
         &conversion["strategy"],
@@ -430,7 +430,7 @@ fn is_established(object: &Object) -> bool {
 }
 
 /// The rules for an update: values that were invalid before are kept.
-fn terms_of_update<'a>(spec: &'a Value, old: &Object) -> Terms<'a> {
+fn terms_of_update<'a>(spec: &'a Value, old: &Object) -> SpecRules<'a> {
     let was = get(old, "spec");
     let schemas = || {
         let versions = list(&was["versions"]).iter();
@@ -441,7 +441,7 @@ fn terms_of_update<'a>(spec: &'a Value, old: &Object) -> Terms<'a> {
     let conversion = &was["conversion"]["webhook"];
     let reviews = list(&conversion["conversionReviewVersions"]);
     let bundle = &conversion["clientConfig"]["caBundle"];
-    Terms {
+    SpecRules {
         rules: Rules {
             known_types: !schemas().any(schema::has_unknown_type),
             structural: schemas().all(schema::is_structural),

@@ -2,7 +2,7 @@
 //! together. CEL rules are compiled elsewhere.
 
 use super::structural;
-use crate::shown::{Field, Go, shown};
+use crate::shown::{GoField, GoType, shown};
 use crate::tree::{entries, is_set, list, text, truth};
 use machinery::field::{Error, Errors, Path};
 use machinery::json::json;
@@ -180,7 +180,7 @@ pub(super) fn check(
 
 /// With a status subresource, the root schema may use only a few keywords.
 fn check_root(schema: &Value, path: &Path, errors: &mut Errors) {
-    for Field(name, go, _) in SCHEMA {
+    for GoField(name, go, _) in SCHEMA {
         let value = &schema[*name];
         let zero = match value {
             Value::Null => true,
@@ -601,71 +601,79 @@ fn check_rule(schema: &Value, rule: &Value, path: &Path, errors: &mut Errors) {
 }
 
 /// The fields of upstream's internal type, in its order.
-const SCHEMA: &[Field] = &[
-    Field("id", "ID", Go::Text),
-    Field("$schema", "Schema", Go::Text),
-    Field("$ref", "Ref", Go::Plain),
-    Field("description", "Description", Go::Text),
-    Field("type", "Type", Go::Text),
-    Field("nullable", "Nullable", Go::Bool),
-    Field("format", "Format", Go::Text),
-    Field("title", "Title", Go::Text),
-    Field("default", "Default", Go::Plain),
-    Field("maximum", "Maximum", Go::Plain),
-    Field("exclusiveMaximum", "ExclusiveMaximum", Go::Bool),
-    Field("minimum", "Minimum", Go::Plain),
-    Field("exclusiveMinimum", "ExclusiveMinimum", Go::Bool),
-    Field("maxLength", "MaxLength", Go::Plain),
-    Field("minLength", "MinLength", Go::Plain),
-    Field("pattern", "Pattern", Go::Text),
-    Field("maxItems", "MaxItems", Go::Plain),
-    Field("minItems", "MinItems", Go::Plain),
-    Field("uniqueItems", "UniqueItems", Go::Bool),
-    Field("multipleOf", "MultipleOf", Go::Plain),
-    Field("enum", "Enum", Go::Plain),
-    Field("maxProperties", "MaxProperties", Go::Plain),
-    Field("minProperties", "MinProperties", Go::Plain),
-    Field("required", "Required", Go::Plain),
-    Field("items", "Items", Go::Plain),
-    Field("allOf", "AllOf", Go::Plain),
-    Field("oneOf", "OneOf", Go::Plain),
-    Field("anyOf", "AnyOf", Go::Plain),
-    Field("not", "Not", Go::Plain),
-    Field("properties", "Properties", Go::Plain),
-    Field("additionalProperties", "AdditionalProperties", Go::Plain),
-    Field("patternProperties", "PatternProperties", Go::Plain),
-    Field("dependencies", "Dependencies", Go::Plain),
-    Field("additionalItems", "AdditionalItems", Go::Plain),
-    Field("definitions", "Definitions", Go::Plain),
-    Field("externalDocs", "ExternalDocs", Go::Pointer(DOCS)),
-    Field("example", "Example", Go::Plain),
-    Field(
+const SCHEMA: &[GoField] = &[
+    GoField("id", "ID", GoType::Text),
+    GoField("$schema", "Schema", GoType::Text),
+    GoField("$ref", "Ref", GoType::Plain),
+    GoField("description", "Description", GoType::Text),
+    GoField("type", "Type", GoType::Text),
+    GoField("nullable", "Nullable", GoType::Bool),
+    GoField("format", "Format", GoType::Text),
+    GoField("title", "Title", GoType::Text),
+    GoField("default", "Default", GoType::Plain),
+    GoField("maximum", "Maximum", GoType::Plain),
+    GoField("exclusiveMaximum", "ExclusiveMaximum", GoType::Bool),
+    GoField("minimum", "Minimum", GoType::Plain),
+    GoField("exclusiveMinimum", "ExclusiveMinimum", GoType::Bool),
+    GoField("maxLength", "MaxLength", GoType::Plain),
+    GoField("minLength", "MinLength", GoType::Plain),
+    GoField("pattern", "Pattern", GoType::Text),
+    GoField("maxItems", "MaxItems", GoType::Plain),
+    GoField("minItems", "MinItems", GoType::Plain),
+    GoField("uniqueItems", "UniqueItems", GoType::Bool),
+    GoField("multipleOf", "MultipleOf", GoType::Plain),
+    GoField("enum", "Enum", GoType::Plain),
+    GoField("maxProperties", "MaxProperties", GoType::Plain),
+    GoField("minProperties", "MinProperties", GoType::Plain),
+    GoField("required", "Required", GoType::Plain),
+    GoField("items", "Items", GoType::Plain),
+    GoField("allOf", "AllOf", GoType::Plain),
+    GoField("oneOf", "OneOf", GoType::Plain),
+    GoField("anyOf", "AnyOf", GoType::Plain),
+    GoField("not", "Not", GoType::Plain),
+    GoField("properties", "Properties", GoType::Plain),
+    GoField(
+        "additionalProperties",
+        "AdditionalProperties",
+        GoType::Plain,
+    ),
+    GoField("patternProperties", "PatternProperties", GoType::Plain),
+    GoField("dependencies", "Dependencies", GoType::Plain),
+    GoField("additionalItems", "AdditionalItems", GoType::Plain),
+    GoField("definitions", "Definitions", GoType::Plain),
+    GoField("externalDocs", "ExternalDocs", GoType::Pointer(DOCS)),
+    GoField("example", "Example", GoType::Plain),
+    GoField(
         "x-kubernetes-preserve-unknown-fields",
         "XPreserveUnknownFields",
-        Go::Plain,
+        GoType::Plain,
     ),
-    Field(
+    GoField(
         "x-kubernetes-embedded-resource",
         "XEmbeddedResource",
-        Go::Bool,
+        GoType::Bool,
     ),
-    Field("x-kubernetes-int-or-string", "XIntOrString", Go::Bool),
-    Field("x-kubernetes-list-map-keys", "XListMapKeys", Go::Plain),
-    Field("x-kubernetes-list-type", "XListType", Go::Plain),
-    Field("x-kubernetes-map-type", "XMapType", Go::Plain),
-    Field("x-kubernetes-validations", "XValidations", Go::List(RULE)),
+    GoField("x-kubernetes-int-or-string", "XIntOrString", GoType::Bool),
+    GoField("x-kubernetes-list-map-keys", "XListMapKeys", GoType::Plain),
+    GoField("x-kubernetes-list-type", "XListType", GoType::Plain),
+    GoField("x-kubernetes-map-type", "XMapType", GoType::Plain),
+    GoField(
+        "x-kubernetes-validations",
+        "XValidations",
+        GoType::List(RULE),
+    ),
 ];
-const DOCS: &[Field] = &[
-    Field("description", "Description", Go::Text),
-    Field("url", "URL", Go::Text),
+const DOCS: &[GoField] = &[
+    GoField("description", "Description", GoType::Text),
+    GoField("url", "URL", GoType::Text),
 ];
-const RULE: &[Field] = &[
-    Field("rule", "Rule", Go::Text),
-    Field("message", "Message", Go::Text),
-    Field("messageExpression", "MessageExpression", Go::Text),
-    Field("reason", "Reason", Go::Plain),
-    Field("fieldPath", "FieldPath", Go::Text),
-    Field("optionalOldSelf", "OptionalOldSelf", Go::Plain),
+const RULE: &[GoField] = &[
+    GoField("rule", "Rule", GoType::Text),
+    GoField("message", "Message", GoType::Text),
+    GoField("messageExpression", "MessageExpression", GoType::Text),
+    GoField("reason", "Reason", GoType::Plain),
+    GoField("fieldPath", "FieldPath", GoType::Text),
+    GoField("optionalOldSelf", "OptionalOldSelf", GoType::Plain),
 ];
 
 /// A schema as Kubernetes prints it in errors.

@@ -4,7 +4,7 @@
 use super::schema::{self, Rules, shown_schema};
 use super::structural;
 use crate::check;
-use crate::shown::{Field, Go, shown};
+use crate::shown::{GoField, GoType, shown};
 use crate::tree::{is_empty, is_set, list, same, text, truth};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Value, format};
@@ -209,45 +209,45 @@ impl<'a> Versions<'a> {
     }
 }
 
-const VERSION: &[Field] = &[
-    Field("name", "Name", Go::Text),
-    Field("served", "Served", Go::Bool),
-    Field("storage", "Storage", Go::Bool),
-    Field("deprecated", "Deprecated", Go::Bool),
-    Field("deprecationWarning", "DeprecationWarning", Go::Plain),
-    Field("", "Schema", Go::Plain),
-    Field(
+const VERSION: &[GoField] = &[
+    GoField("name", "Name", GoType::Text),
+    GoField("served", "Served", GoType::Bool),
+    GoField("storage", "Storage", GoType::Bool),
+    GoField("deprecated", "Deprecated", GoType::Bool),
+    GoField("deprecationWarning", "DeprecationWarning", GoType::Plain),
+    GoField("", "Schema", GoType::Plain),
+    GoField(
         "subresources",
         "Subresources",
-        Go::Pointer(&[
-            Field("status", "Status", Go::Plain),
-            Field(
+        GoType::Pointer(&[
+            GoField("status", "Status", GoType::Plain),
+            GoField(
                 "scale",
                 "Scale",
-                Go::Pointer(&[
-                    Field("specReplicasPath", "SpecReplicasPath", Go::Text),
-                    Field("statusReplicasPath", "StatusReplicasPath", Go::Text),
-                    Field("labelSelectorPath", "LabelSelectorPath", Go::Plain),
+                GoType::Pointer(&[
+                    GoField("specReplicasPath", "SpecReplicasPath", GoType::Text),
+                    GoField("statusReplicasPath", "StatusReplicasPath", GoType::Text),
+                    GoField("labelSelectorPath", "LabelSelectorPath", GoType::Plain),
                 ]),
             ),
         ]),
     ),
-    Field(
+    GoField(
         "additionalPrinterColumns",
         "AdditionalPrinterColumns",
-        Go::List(&[
-            Field("name", "Name", Go::Text),
-            Field("type", "Type", Go::Text),
-            Field("format", "Format", Go::Text),
-            Field("description", "Description", Go::Text),
-            Field("priority", "Priority", Go::Int),
-            Field("jsonPath", "JSONPath", Go::Text),
+        GoType::List(&[
+            GoField("name", "Name", GoType::Text),
+            GoField("type", "Type", GoType::Text),
+            GoField("format", "Format", GoType::Text),
+            GoField("description", "Description", GoType::Text),
+            GoField("priority", "Priority", GoType::Int),
+            GoField("jsonPath", "JSONPath", GoType::Text),
         ]),
     ),
-    Field(
+    GoField(
         "selectableFields",
         "SelectableFields",
-        Go::List(&[Field("jsonPath", "JSONPath", Go::Text)]),
+        GoType::List(&[GoField("jsonPath", "JSONPath", GoType::Text)]),
     ),
 ];
 

@@ -5,7 +5,7 @@ use super::indexes;
 use crate::check;
 use crate::equal::equal;
 use crate::pod::{printed_spec, printed_template, validate_template, warn_pods};
-use crate::shown::{Field, Go, shown};
+use crate::shown::{GoField, GoType, shown};
 use crate::tree::{get, int, is_set, keep, list, same, text, truth};
 use machinery::field::{Error, ErrorKind, Errors, Path};
 use machinery::labels::Selector;
@@ -23,35 +23,35 @@ const PATTERNS_MAX: usize = 20;
 const MANAGED_BY_MAX: usize = 63;
 const SUCCEEDED_INDEXES_MAX: usize = 64 * 1024;
 
-const SUCCESS_POLICY: &[Field] = &[Field(
+const SUCCESS_POLICY: &[GoField] = &[GoField(
     "rules",
     "Rules",
-    Go::List(&[
-        Field("succeededIndexes", "SucceededIndexes", Go::Plain),
-        Field("succeededCount", "SucceededCount", Go::Plain),
+    GoType::List(&[
+        GoField("succeededIndexes", "SucceededIndexes", GoType::Plain),
+        GoField("succeededCount", "SucceededCount", GoType::Plain),
     ]),
 )];
 
-const FAILURE_POLICY: &[Field] = &[Field(
+const FAILURE_POLICY: &[GoField] = &[GoField(
     "rules",
     "Rules",
-    Go::List(&[
-        Field("action", "Action", Go::Text),
-        Field(
+    GoType::List(&[
+        GoField("action", "Action", GoType::Text),
+        GoField(
             "onExitCodes",
             "OnExitCodes",
-            Go::Pointer(&[
-                Field("containerName", "ContainerName", Go::Plain),
-                Field("operator", "Operator", Go::Text),
-                Field("values", "Values", Go::Plain),
+            GoType::Pointer(&[
+                GoField("containerName", "ContainerName", GoType::Plain),
+                GoField("operator", "Operator", GoType::Text),
+                GoField("values", "Values", GoType::Plain),
             ]),
         ),
-        Field(
+        GoField(
             "onPodConditions",
             "OnPodConditions",
-            Go::List(&[
-                Field("type", "Type", Go::Text),
-                Field("status", "Status", Go::Text),
+            GoType::List(&[
+                GoField("type", "Type", GoType::Text),
+                GoField("status", "Status", GoType::Text),
             ]),
         ),
     ]),
@@ -408,7 +408,7 @@ pub(super) fn check_spec_update(object: &Object, old: &Object, errors: &mut Erro
         errors,
     );
     check_template_update(&new["template"], old, &path.child("template"), errors);
-    let mut stays = |name: &str, policy: Option<&[Field]>| {
+    let mut stays = |name: &str, policy: Option<&[GoField]>| {
         if is_set(&new[name]) != is_set(&was[name]) || !same(&new[name], &was[name]) {
             let printed = match policy {
                 Some(fields) if is_set(&new[name]) => shown(&new[name], fields),

@@ -15,14 +15,14 @@ fn has(status: &Value, kind: &str, state: &str) -> bool {
 }
 
 /// The relevant conditions.
-struct State {
+struct JobState {
     complete: bool,
     failed: bool,
     failing: bool,
     succeeding: bool,
 }
 
-impl State {
+impl JobState {
     fn from_status(status: &Value) -> Self {
         let is = |kind| has(status, kind, "True");
         Self {
@@ -39,15 +39,15 @@ impl State {
 }
 
 /// The old and the new state of an update.
-struct Change<'a> {
+struct StatusChange<'a> {
     spec: &'a Value,
     new: &'a Value,
     old: &'a Value,
-    now: State,
-    then: State,
+    now: JobState,
+    then: JobState,
 }
 
-impl Change<'_> {
+impl StatusChange<'_> {
     fn changed(&self, name: &str) -> bool {
         !same(&self.new[name], &self.old[name])
     }
@@ -63,12 +63,12 @@ impl Change<'_> {
 pub(super) fn check_status(object: &Object, old: &Object) -> Errors {
     let mut errors = Vec::new();
     let (new, was) = (get(object, "status"), get(old, "status"));
-    let change = Change {
+    let change = StatusChange {
         spec: get(object, "spec"),
         new,
         old: was,
-        now: State::from_status(new),
-        then: State::from_status(was),
+        now: JobState::from_status(new),
+        then: JobState::from_status(was),
     };
     let path = Path::new("status");
     for name in ["active", "succeeded", "failed", "ready", "terminating"] {
@@ -106,7 +106,7 @@ fn instant(value: &Value) -> Option<i64> {
 }
 
 /// Validates conditions and times of a finished job.
-fn check_end(change: &Change<'_>, path: &Path, errors: &mut Errors) {
+fn check_end(change: &StatusChange<'_>, path: &Path, errors: &mut Errors) {
     let (status, now, then) = (change.new, &change.now, &change.then);
     let conditions = path.child("conditions");
     let complete_changed = change.complete_changed();
@@ -150,7 +150,7 @@ fn check_end(change: &Change<'_>, path: &Path, errors: &mut Errors) {
 }
 
 /// A finished job has a start time and no active pods.
-fn check_nothing_left(change: &Change<'_>, path: &Path, errors: &mut Errors) {
+fn check_nothing_left(change: &StatusChange<'_>, path: &Path, errors: &mut Errors) {
     let (status, finished) = (change.new, change.now.finished());
     if !finished {
         return;
@@ -177,7 +177,7 @@ fn check_nothing_left(change: &Change<'_>, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn check_indexes(change: &Change<'_>, path: &Path, errors: &mut Errors) {
+fn check_indexes(change: &StatusChange<'_>, path: &Path, errors: &mut Errors) {
     let (spec, status) = (change.spec, change.new);
     let completions = spec["completions"].as_i64();
     let completed = text(&status["completedIndexes"]);
@@ -219,7 +219,7 @@ fn check_indexes(change: &Change<'_>, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn check_counts(change: &Change<'_>, path: &Path, errors: &mut Errors) {
+fn check_counts(change: &StatusChange<'_>, path: &Path, errors: &mut Errors) {
     let status = change.new;
     let (terminating, ready) = (int(&status["terminating"]), int(&status["ready"]));
     let changed = change.finish_changed() || change.changed("terminating");
@@ -238,7 +238,7 @@ fn check_counts(change: &Change<'_>, path: &Path, errors: &mut Errors) {
     }
 }
 
-fn check_success(change: &Change<'_>, path: &Path, errors: &mut Errors) {
+fn check_success(change: &StatusChange<'_>, path: &Path, errors: &mut Errors) {
     let now = &change.now;
     if now.succeeding && now.failed {
         let detail = "cannot set SuccessCriteriaMet=True and Failed=true conditions";
@@ -256,7 +256,7 @@ fn check_success(change: &Change<'_>, path: &Path, errors: &mut Errors) {
 }
 
 /// Fields that must not be cleared or decreased.
-fn check_kept(change: &Change<'_>, path: &Path, errors: &mut Errors) {
+fn check_kept(change: &StatusChange<'_>, path: &Path, errors: &mut Errors) {
     let (spec, status, was) = (change.spec, change.new, change.old);
     let conditions = path.child("conditions");
     for kind in ["Failed", "Complete", "FailureTarget"] {

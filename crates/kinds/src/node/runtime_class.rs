@@ -5,7 +5,7 @@ use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::metadata::Check;
 use crate::pod::{check_resources, check_tolerations, renamed};
-use crate::shown::{Field, Go, shown};
+use crate::shown::{GoField, GoType, shown};
 use crate::tree::{entries, get, is_set, list, text};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -61,12 +61,12 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
     ]
 }
 
-const TOLERATION: &[Field] = &[
-    Field("key", "Key", Go::Text),
-    Field("operator", "Operator", Go::Text),
-    Field("value", "Value", Go::Text),
-    Field("effect", "Effect", Go::Text),
-    Field("tolerationSeconds", "TolerationSeconds", Go::Plain),
+const TOLERATION: &[GoField] = &[
+    GoField("key", "Key", GoType::Text),
+    GoField("operator", "Operator", GoType::Text),
+    GoField("value", "Value", GoType::Text),
+    GoField("effect", "Effect", GoType::Text),
+    GoField("tolerationSeconds", "TolerationSeconds", GoType::Plain),
 ];
 
 fn validate(object: &Object) -> Errors {

@@ -3,7 +3,7 @@
 use super::container_status::check_containers;
 use super::security::check_annotations_update;
 use crate::check;
-use crate::shown::{Field, Go, each};
+use crate::shown::{GoField, GoType, each};
 use crate::tree::{entries, get, int, is_set, list, text};
 use machinery::field::{Error, Errors, Path};
 use machinery::quantity::Quantity;
@@ -294,7 +294,7 @@ fn check_allocatable(status: &Value, spec: &Value, path: &Path, errors: &mut Err
     }
 }
 
-const ADDRESS: &[Field] = &[Field("ip", "IP", Go::Text)];
+const ADDRESS: &[GoField] = &[GoField("ip", "IP", GoType::Text)];
 
 /// At most one address of each family, in strict form unless unchanged.
 fn check_addresses(new: &Value, was: &Value, field: &str, path: &Path, errors: &mut Errors) {

@@ -3,7 +3,7 @@
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
-use crate::shown::{Field, Go, shown};
+use crate::shown::{GoField, GoType, shown};
 use crate::tree::{get, int, is_set};
 use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -69,14 +69,14 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
     ]
 }
 
-const SPEC: &[Field] = &[
-    Field("minAvailable", "MinAvailable", Go::Plain),
-    Field("selector", "Selector", Go::Plain),
-    Field("maxUnavailable", "MaxUnavailable", Go::Plain),
-    Field(
+const SPEC: &[GoField] = &[
+    GoField("minAvailable", "MinAvailable", GoType::Plain),
+    GoField("selector", "Selector", GoType::Plain),
+    GoField("maxUnavailable", "MaxUnavailable", GoType::Plain),
+    GoField(
         "unhealthyPodEvictionPolicy",
         "UnhealthyPodEvictionPolicy",
-        Go::Plain,
+        GoType::Plain,
     ),
 ];
 

@@ -5,7 +5,7 @@ use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, wide};
 use crate::metadata;
 use crate::metadata::Check;
-use crate::shown::{Field, Go, shown};
+use crate::shown::{GoField, GoType, shown};
 use crate::tree::{child_or_new, default_empty, each, get, list, text};
 use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
@@ -155,10 +155,10 @@ fn check_subject(subject: &Value, namespaced: bool, path: &Path, errors: &mut Er
     }
 }
 
-const ROLE_REF: &[Field] = &[
-    Field("apiGroup", "APIGroup", Go::Text),
-    Field("kind", "Kind", Go::Text),
-    Field("name", "Name", Go::Text),
+const ROLE_REF: &[GoField] = &[
+    GoField("apiGroup", "APIGroup", GoType::Text),
+    GoField("kind", "Kind", GoType::Text),
+    GoField("name", "Name", GoType::Text),
 ];
 
 fn validate_update(object: &Object, old: &Object, kinds: &[&str]) -> Errors {

@@ -1,7 +1,7 @@
 //! Validation of access reviews, and their selectors.
 
 use crate::check;
-use crate::shown::{Field, Go, shown};
+use crate::shown::{GoField, GoType, shown};
 use crate::tree::{get, is_set, list, text};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
@@ -17,9 +17,9 @@ pub enum About {
     AnyUserInNamespace,
 }
 
-const PATH: &[Field] = &[
-    Field("path", "Path", Go::Text),
-    Field("verb", "Verb", Go::Text),
+const PATH: &[GoField] = &[
+    GoField("path", "Path", GoType::Text),
+    GoField("verb", "Verb", GoType::Text),
 ];
 
 /// Validates a review.

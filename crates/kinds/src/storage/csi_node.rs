@@ -4,7 +4,7 @@ use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::metadata::Check;
-use crate::shown::{Field, Go, shown};
+use crate::shown::{GoField, GoType, shown};
 use crate::tree::{get, list, text};
 use crate::volume_source::csi_driver_name;
 use crate::{Column, Scope, Subresource};
@@ -76,11 +76,11 @@ fn check_driver(driver: &Value, before: &[Value], path: &Path, errors: &mut Erro
     }
 }
 
-const DRIVER: &[Field] = &[
-    Field("name", "Name", Go::Text),
-    Field("nodeID", "NodeID", Go::Text),
-    Field("topologyKeys", "TopologyKeys", Go::Plain),
-    Field("", "Allocatable", Go::Plain),
+const DRIVER: &[GoField] = &[
+    GoField("name", "Name", GoType::Text),
+    GoField("nodeID", "NodeID", GoType::Text),
+    GoField("topologyKeys", "TopologyKeys", GoType::Plain),
+    GoField("", "Allocatable", GoType::Plain),
 ];
 
 /// A driver is immutable except for its volume limit.

@@ -95,13 +95,13 @@ fn range(start: usize, stop: usize) -> String {
 
 /// Line ranges of both sides: equal, or one replacing the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Part {
+struct LineRanges {
     same: bool,
     a: (usize, usize),
     b: (usize, usize),
 }
 
-fn changes(a: &[String], b: &[String]) -> Vec<Part> {
+fn changes(a: &[String], b: &[String]) -> Vec<LineRanges> {
     if a.len().max(b.len()) > MOST_LINES {
         return outer_change(a, b);
     }
@@ -130,11 +130,11 @@ fn changes(a: &[String], b: &[String]) -> Vec<Part> {
     let mut put = |(i, j, size): (usize, usize, usize)| {
         if at != (i, j) {
             let (a, b) = ((at.0, i), (at.1, j));
-            parts.push(Part { same: false, a, b });
+            parts.push(LineRanges { same: false, a, b });
         }
         if size > 0 {
             let (a, b) = ((i, i + size), (j, j + size));
-            parts.push(Part { same: true, a, b });
+            parts.push(LineRanges { same: true, a, b });
         }
         at = (i + size, j + size);
     };
@@ -155,7 +155,7 @@ fn changes(a: &[String], b: &[String]) -> Vec<Part> {
 }
 
 /// One change between the common lines at the beginning and at the end.
-fn outer_change(a: &[String], b: &[String]) -> Vec<Part> {
+fn outer_change(a: &[String], b: &[String]) -> Vec<LineRanges> {
     let head = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     let rest = a.len().min(b.len()) - head;
     let ends = a.iter().rev().zip(b.iter().rev()).take(rest);
@@ -166,8 +166,8 @@ fn outer_change(a: &[String], b: &[String]) -> Vec<Part> {
         (false, (head, a - tail), (head, b - tail)),
         (true, (a - tail, a), (b - tail, b)),
     ];
-    let parts = parts.map(|(same, a, b)| Part { same, a, b });
-    let is_empty = |part: &Part| part.a.0 == part.a.1 && part.b.0 == part.b.1;
+    let parts = parts.map(|(same, a, b)| LineRanges { same, a, b });
+    let is_empty = |part: &LineRanges| part.a.0 == part.a.1 && part.b.0 == part.b.1;
     parts.into_iter().filter(|part| !is_empty(part)).collect()
 }
 
@@ -208,7 +208,7 @@ fn longest(
 }
 
 /// Changes close to each other, with their context.
-fn groups(parts: &[Part]) -> Vec<Vec<Part>> {
+fn groups(parts: &[LineRanges]) -> Vec<Vec<LineRanges>> {
     let mut parts = parts.to_vec();
     if let Some(first) = parts.first_mut().filter(|part| part.same) {
         first.a.0 = first.a.0.max(first.a.1.saturating_sub(CONTEXT));
@@ -231,7 +231,7 @@ fn groups(parts: &[Part]) -> Vec<Vec<Part>> {
         }
         group.push(part);
     }
-    let only_same = matches!(group[..], [] | [Part { same: true, .. }]);
+    let only_same = matches!(group[..], [] | [LineRanges { same: true, .. }]);
     if !only_same {
         groups.push(group);
     }

@@ -13,7 +13,7 @@ const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
 /// The purpose of an expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ExpressionUse {
     Mapping,
     ClaimRule,
     UserRule,
@@ -61,14 +61,14 @@ static USER: LazyLock<(Env, Arc<Decl>)> = LazyLock::new(|| {
 });
 
 impl Expression {
-    pub(super) fn compile(text: &str, kind: Kind) -> Result<Self, String> {
+    pub(super) fn compile(text: &str, kind: ExpressionUse) -> Result<Self, String> {
         let env = match kind {
-            Kind::UserRule => &USER.0,
-            Kind::Mapping | Kind::ClaimRule => &*CLAIMS,
+            ExpressionUse::UserRule => &USER.0,
+            ExpressionUse::Mapping | ExpressionUse::ClaimRule => &*CLAIMS,
         };
         let checked =
             cel::compile(env, text).map_err(|issues| format!("compilation failed: {issues}"))?;
-        if kind != Kind::Mapping && *checked.output() != Type::Bool {
+        if kind != ExpressionUse::Mapping && *checked.output() != Type::Bool {
             return Err("must evaluate to bool".to_owned());
         }
         let program = Program::new(env, &checked)
@@ -112,7 +112,8 @@ pub(super) struct Mapper {
 impl Mapper {
     pub(super) fn new(config: &IssuerConfig) -> Result<Self, String> {
         let some = |text: &str| {
-            let given = (!text.is_empty()).then(|| Expression::compile(text, Kind::Mapping));
+            let given =
+                (!text.is_empty()).then(|| Expression::compile(text, ExpressionUse::Mapping));
             given.transpose()
         };
         let mappings = &config.claim_mappings;
@@ -126,16 +127,16 @@ impl Mapper {
             config: config.clone(),
         };
         for extra in &mappings.extra {
-            let expression = Expression::compile(&extra.value_expression, Kind::Mapping)?;
+            let expression = Expression::compile(&extra.value_expression, ExpressionUse::Mapping)?;
             mapper.extra.push((extra.key.clone(), expression));
         }
         let rules = config.claim_validation_rules.iter();
         for rule in rules.filter(|rule| !rule.expression.is_empty()) {
-            let expression = Expression::compile(&rule.expression, Kind::ClaimRule)?;
+            let expression = Expression::compile(&rule.expression, ExpressionUse::ClaimRule)?;
             mapper.claim_rules.push((expression, rule.message.clone()));
         }
         for rule in &config.user_validation_rules {
-            let expression = Expression::compile(&rule.expression, Kind::UserRule)?;
+            let expression = Expression::compile(&rule.expression, ExpressionUse::UserRule)?;
             mapper.user_rules.push((expression, rule.message.clone()));
         }
         Ok(mapper)

@@ -9,7 +9,7 @@ use machinery::format;
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde::Deserialize;
 
-use super::claims::{Expression, Kind};
+use super::claims::{Expression, ExpressionUse};
 
 /// The accepted API versions; all have the same fields.
 const VERSIONS: &[&str] = &[
@@ -195,7 +195,7 @@ impl IssuerConfig {
             } else if !seen.insert(&rule.expression) {
                 errors.push(Error::duplicate(&path, rule.expression.as_str()));
             } else {
-                compile(&rule.expression, Kind::UserRule, &path, errors);
+                compile(&rule.expression, ExpressionUse::UserRule, &path, errors);
             }
         }
     }
@@ -217,7 +217,7 @@ impl IssuerConfig {
                         errors.push(Error::duplicate(&path, expression));
                         continue;
                     }
-                    let compiled = compile(expression, Kind::ClaimRule, &path, errors);
+                    let compiled = compile(expression, ExpressionUse::ClaimRule, &path, errors);
                     email.is_verified |= verifies(compiled.as_ref());
                 }
                 (claim, "") => {
@@ -250,7 +250,12 @@ fn verifies(expression: Option<&Expression>) -> bool {
     expression.is_some_and(|it| it.selects("email_verified"))
 }
 
-fn compile(text: &str, kind: Kind, path: &Path, errors: &mut Errors) -> Option<Expression> {
+fn compile(
+    text: &str,
+    kind: ExpressionUse,
+    path: &Path,
+    errors: &mut Errors,
+) -> Option<Expression> {
     let compiled = Expression::compile(text, kind);
     compiled
         .map_err(|why| errors.push(Error::invalid(path, text, why)))
@@ -359,7 +364,12 @@ impl Mappings {
         match (self.uid.claim.as_str(), self.uid.expression.as_str()) {
             (_, "") => {}
             ("", text) => {
-                compile(text, Kind::Mapping, &at.child("expression"), errors);
+                compile(
+                    text,
+                    ExpressionUse::Mapping,
+                    &at.child("expression"),
+                    errors,
+                );
             }
             _ => errors.push(Error::invalid(
                 &at,
@@ -381,7 +391,12 @@ impl Mappings {
                 errors.push(Error::required(&path, ""));
                 continue;
             }
-            let compiled = compile(&extra.value_expression, Kind::Mapping, &path, errors);
+            let compiled = compile(
+                &extra.value_expression,
+                ExpressionUse::Mapping,
+                &path,
+                errors,
+            );
             email.is_verified |= verifies(compiled.as_ref());
         }
         if email.is_name && !email.is_verified {
@@ -414,7 +429,12 @@ impl Mapping {
                     let why = "may not be specified when expression is set";
                     errors.push(Error::invalid(&path.child("prefix"), prefix.as_str(), why));
                 }
-                compile(text, Kind::Mapping, &path.child("expression"), errors)
+                compile(
+                    text,
+                    ExpressionUse::Mapping,
+                    &path.child("expression"),
+                    errors,
+                )
             }
             _ => {
                 let why = "claim and expression can't both be set";
