@@ -56,7 +56,7 @@ async fn kubelet(
     subject: &ResourceRequest,
 ) -> Result<Option<Location>, Status> {
     if subject.subresource == "log" {
-        log_options::check(&lookup.query, &subject.name)?;
+        log_options::check(lookup.query, &subject.name)?;
     }
     let pod = object(lookup, "pods", &subject.namespace, &subject.name).await?;
     let node = meta::spec_text(&pod, "nodeName").to_owned();
