@@ -160,7 +160,7 @@ fn attribute<'a>(name: &'a str, value: &'a json::Value) -> Result<Value<'a>> {
 fn capacity<'a>(name: &'a str, value: &'a json::Value) -> Result<Value<'a>> {
     let quantity = Amount::parse(value["value"].as_str().unwrap_or_default())
         .map_err(|why| Error::new(format!("capacity {name}: {why}")))?;
-    Ok(Value::Library(Library::Quantity(quantity)))
+    Ok(Value::Library(Library::Quantity(Arc::new(quantity))))
 }
 
 fn declaration() -> Decl {

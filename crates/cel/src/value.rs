@@ -92,6 +92,9 @@ impl Deref for Text<'_> {
     }
 }
 
+// A value is moved several times in each step of an evaluation.
+const _: () = assert!(size_of::<Value<'_>>() <= 48);
+
 /// Maximum nesting of new values: everything that walks them recurses.
 const DEEPEST: u32 = 150;
 impl<'a> Value<'a> {
@@ -318,6 +321,9 @@ impl<'a> Value<'a> {
             (Self::Map(_), _) => Ok(false),
             (Self::Optional(Some(a)), Self::Optional(Some(b))) => a.is_identical(b),
             _ if std::mem::discriminant(self) != std::mem::discriminant(other) => Ok(false),
+            (Self::Library(Library::Quantity(a)), Self::Library(Library::Quantity(b))) => {
+                Ok(a.is_identical(**b))
+            }
             (Self::Library(_), _) if self.display() != other.display() => Ok(false),
             _ => match self.equals(other) {
                 Err(error) if !error.fatal => Ok(false),

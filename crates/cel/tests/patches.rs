@@ -50,6 +50,57 @@ fn objects_and_patches_are_constructed_where_there_are_patches() {
         ("Object{a: {'k': [1]}} == Object{a: {'k': [1]}}", "false"),
         ("Object{a: {'k': 1}} == Object{a: {'k': 1}}", "true"),
         ("Object{a: {'x': 1}} == Object{a: {'x': 1u}}", "false"),
+        // Quantities are compared by their digits and their text, if that was canonical.
+        (
+            "Object{a: quantity('1')} == Object{a: quantity('1')}",
+            "true",
+        ),
+        (
+            "Object{a: quantity('1k')} == Object{a: quantity('1000')}",
+            "false",
+        ),
+        (
+            "Object{a: quantity('1')} == Object{a: quantity('1000m')}",
+            "false",
+        ),
+        (
+            "Object{a: quantity('1')} == Object{a: quantity('+1')}",
+            "false",
+        ),
+        (
+            "Object{a: quantity('1.50')} == Object{a: quantity('+1.50')}",
+            "true",
+        ),
+        (
+            "Object{a: quantity('1')} == Object{a: quantity('0').add(1)}",
+            "false",
+        ),
+        (
+            "Object{a: quantity('2').sub(1)} == Object{a: quantity('0').add(quantity('1'))}",
+            "true",
+        ),
+        // As keys, quantities and URLs are equal to themselves only.
+        ("{quantity('1'): 1}.size()", "1"),
+        ("quantity('1') in {quantity('1'): 1}", "false"),
+        (
+            "[quantity('1')].all(q, q in {q: 1} && {q: 1, q: 2}.size() == 1)",
+            "true",
+        ),
+        ("[url('http://a')].all(u, u in {u: 1})", "true"),
+        // Maps that comprehensions made are equal to each other only.
+        (
+            "Object{a: [1].transformMap(i, v, v)} == Object{a: {0: 1}}",
+            "false",
+        ),
+        (
+            "Object{a: [1].transformMap(i, v, v)} == Object{a: [1].transformMap(i, v, 1)}",
+            "true",
+        ),
+        (
+            "Object{a: [].transformMap(i, v, v)} == Object{a: {}}",
+            "false",
+        ),
+        ("[1].transformMap(i, v, v) == {0: 1}", "true"),
         ("[Object{a: 1}, Object{a: 1}].distinct().size()", "1"),
         ("JSONPatch{value: [1]} == JSONPatch{value: [1]}", "true"),
         ("optional.ofNonZeroValue(Object{}).hasValue()", "false"),

@@ -2,6 +2,8 @@
 //! into one, and a decimal of any size otherwise. Only the former can be converted to an integer,
 //! and only without a fraction: `1000m` and `1.5Mi` cannot.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use machinery::quantity::{Error, Format, Quantity};
 
 /// Decimal digits that always fit into 64 bits.
@@ -18,17 +20,19 @@ pub struct Amount {
     /// All digits, if they fit.
     decimal: Option<Decimal>,
     is_calculated: bool,
+    /// A hash of the text that upstream keeps beside the number: that of the parsed quantity, if it is canonical.
+    kept_text: Option<u64>,
 }
 
 /// `value` times ten to the power of `scale`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Number {
     value: i64,
     scale: i32,
 }
 
 /// `digits` times ten to the power of `exponent`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Decimal {
     digits: i128,
     exponent: i32,
@@ -49,12 +53,24 @@ impl Amount {
             number,
             decimal: Decimal::parse(text),
             is_calculated: false,
+            kept_text: is_kept(text, number).then(|| hash(text)),
         })
     }
 
     /// Whether it is a sum or a difference.
     pub fn is_calculated(self) -> bool {
         self.is_calculated
+    }
+
+    /// Whether upstream represents both alike: `1` and `1000m` are equal, but have other digits.
+    pub fn is_identical(self, other: Self) -> bool {
+        let format = |amount: Self| amount.quantity.format();
+        self.is_calculated == other.is_calculated
+            && self.kept_text == other.kept_text
+            && format(self) == format(other)
+            && self.number == other.number
+            && (self.number.is_some() || self.decimal == other.decimal)
+            && self.quantity == other.quantity
     }
 
     pub fn from_int(value: i64) -> Self {
@@ -65,6 +81,7 @@ impl Amount {
             number,
             decimal: Some(Decimal::new(value.into(), 0)),
             is_calculated: false,
+            kept_text: None,
         }
     }
 
@@ -104,6 +121,7 @@ impl Amount {
             number: self.number.zip(other.number).and_then(|(a, b)| a.plus(b)),
             decimal: self.exact().zip(other.exact()).and_then(|(a, b)| a.plus(b)),
             is_calculated: true,
+            kept_text: None,
         }
     }
 
@@ -127,6 +145,7 @@ impl Amount {
                 .zip(other.exact())
                 .and_then(|(a, b)| a.plus(Decimal::new(b.digits.checked_neg()?, b.exponent))),
             is_calculated: true,
+            kept_text: None,
         }
     }
 }
@@ -172,6 +191,34 @@ impl Decimal {
         };
         Some(Self::new(at(self)?.checked_add(at(other)?)?, exponent))
     }
+}
+
+/// Whether upstream keeps the text of a parsed quantity: only where it looks canonical.
+fn is_kept(text: &str, number: Option<Number>) -> bool {
+    if text == "0" {
+        return true;
+    }
+    let Some(Number { scale, .. }) = number else {
+        return false;
+    };
+    let (digits, suffix) = split_suffix(text);
+    let digits = digits.replace('.', "");
+    let digits = match digits.trim_start_matches('0') {
+        "" => "0",
+        // Zeros before the point are dropped, but one stays.
+        _ if text.contains("0.") && digits.starts_with('0') => &digits,
+        digits => digits,
+    };
+    match suffix.ends_with('i') {
+        true => digits.parse::<u64>().is_ok_and(|value| value & 7 != 0),
+        false => scale % 3 == 0 && !digits.ends_with("000") && !digits.starts_with('0'),
+    }
+}
+
+fn hash(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// A valid quantity without its sign, as digits and suffix.

@@ -16,7 +16,8 @@ use crate::types::Type;
 
 #[derive(Debug, Clone)]
 pub enum Library {
-    Quantity(Amount),
+    /// Behind a pointer: values are moved around all the time, and an amount is several times as large as the others.
+    Quantity(Arc<Amount>),
     Url(Arc<Url>),
     Ip(IpAddr),
     /// An address with its prefix length; bits after the prefix are kept.

@@ -1,6 +1,6 @@
 //! Quantities such as `1500m` and `2Gi`.
 
-use std::cmp::Ordering;
+use std::{cmp::Ordering, sync::Arc};
 
 use machinery::quantity::Quantity;
 
@@ -112,7 +112,7 @@ pub(super) const ROWS: &[Row] = &[
 
 fn single_quantity(args: &[Value<'_>]) -> Result<Amount> {
     match args.first() {
-        Some(Value::Library(Library::Quantity(amount))) => Ok(*amount),
+        Some(Value::Library(Library::Quantity(amount))) => Ok(**amount),
         _ => Err(Error::no_such_overload()),
     }
 }
@@ -120,7 +120,7 @@ fn single_quantity(args: &[Value<'_>]) -> Result<Amount> {
 fn parse<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     let amount = Amount::parse(string(args, 0)?);
     let amount = amount.map_err(|error| Error::new(error.to_string()))?;
-    Ok(Value::Library(Library::Quantity(amount)))
+    Ok(Value::Library(Library::Quantity(Arc::new(amount))))
 }
 
 fn is_quantity<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
@@ -168,8 +168,9 @@ fn calculated<'a>(args: &[Value<'a>], with: fn(Amount, Amount) -> Amount) -> Res
     let first = single_quantity(args)?;
     let second = match args.get(1) {
         Some(Value::Int(number)) => Amount::from_int(*number),
-        Some(Value::Library(Library::Quantity(amount))) => *amount,
+        Some(Value::Library(Library::Quantity(amount))) => **amount,
         _ => return Err(Error::no_such_overload()),
     };
-    Ok(Value::Library(Library::Quantity(with(first, second))))
+    let amount = Arc::new(with(first, second));
+    Ok(Value::Library(Library::Quantity(amount)))
 }

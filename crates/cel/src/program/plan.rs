@@ -205,7 +205,7 @@ impl<'p> Planner<'p> {
 
     fn fold(&mut self, fold: &Comprehension) -> Result<Node> {
         let range = self.node(&fold.range)?;
-        let init = self.node(&fold.init)?;
+        let mut init = self.node(&fold.init)?;
         let outside = self.scopes.len();
         let accumulator = self.slot(&fold.accumulator);
         let block = self.scopes.len();
@@ -213,6 +213,12 @@ impl<'p> Planner<'p> {
         let variable2 = fold.variable2.as_ref().map(|name| self.slot(name));
         let condition = self.node(&fold.condition)?;
         let step = self.step(fold)?;
+        if let (Step::Insert { .. }, Node::Constant(Value::Map(Map::Owned(map)))) =
+            (&step, &mut init)
+        {
+            let made = Arc::unwrap_or_clone(std::mem::take(map));
+            *map = Arc::new(made.of_comprehension());
+        }
         self.scopes.truncate(block);
         let result = self.node(&fold.result)?;
         self.scopes.truncate(outside);

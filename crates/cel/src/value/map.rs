@@ -30,12 +30,14 @@ pub struct OwnedMap<'a> {
     index: HashMap<Key, usize>,
     /// The value that is selected by a missing key.
     otherwise: Option<Arc<Value<'a>>>,
+    /// Whether a comprehension made it. As fields of constructed objects, such maps are never equal to others.
+    is_of_comprehension: bool,
     /// How deep the deepest value is.
     pub(super) depth: u32,
 }
 
-/// A key of a map. As upstream, numbers of different types are different keys, and new lists and maps are only equal to
-/// themselves.
+/// A key of a map. As upstream, numbers of different types are different keys, and new lists and maps, quantities and URLs are
+/// only equal to themselves.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     Bool(bool),
@@ -55,7 +57,7 @@ pub(super) enum Key {
     None,
     Address(IpAddr),
     Network(IpNet),
-    /// The address of a new list or map, which its entry keeps.
+    /// The address of a value, which its entry keeps.
     Place(usize),
 }
 
@@ -80,6 +82,8 @@ impl Key {
             Value::List(List::Owned(items)) => Self::Place(Arc::as_ptr(items).addr()),
             Value::List(List::Joined(parts)) => Self::Place(Arc::as_ptr(parts).addr()),
             Value::Map(Map::Owned(map)) => Self::Place(Arc::as_ptr(map).addr()),
+            Value::Library(Library::Quantity(amount)) => Self::Place(Arc::as_ptr(amount).addr()),
+            Value::Library(Library::Url(url)) => Self::Place(Arc::as_ptr(url).addr()),
             _ => return None,
         })
     }
@@ -100,6 +104,12 @@ impl Key {
 }
 
 impl<'a> OwnedMap<'a> {
+    /// Makes it the result of a comprehension.
+    pub(crate) fn of_comprehension(mut self) -> Self {
+        self.is_of_comprehension = true;
+        self
+    }
+
     /// Adds an entry; a duplicate key is an error.
     pub fn insert(&mut self, key: Value<'a>, value: Value<'a>) -> Result<()> {
         if self.get(&key).is_some() {
@@ -311,6 +321,9 @@ impl<'a> Map<'a> {
         match (self, other) {
             (Self::Json { map: a, .. }, Self::Json { map: b, .. }) => same_fields(a, b),
             (Self::Owned(a), Self::Owned(b)) => {
+                if a.is_of_comprehension != b.is_of_comprehension {
+                    return Ok(false);
+                }
                 for (key, value) in &a.entries {
                     match b.get_exactly(key) {
                         Some(found) if value.is_identical(found)? => {}
