@@ -248,11 +248,11 @@ pub(crate) struct Uninstall {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  mainstay why pod/web                           Pending, crashing, not ready or Terminating
-  mainstay why deployment/web -n shop            also replicaset, statefulset, daemonset, job
-  mainstay why pvc/data                          also service, ingress, namespace, node
-  mainstay why connection pod/a pod/b:80         which network policy decides
-  mainstay why can alice create deployments.apps which role allows it, or would")]
+  mainstay why pod/web                            Pending, crashing, not ready or Terminating
+  mainstay why deployment/web -n shop             also replicaset, statefulset, daemonset, job
+  mainstay why pvc/data                           also service, ingress, namespace, node
+  mainstay why connection pod/a pod/b:80          which network policy decides
+  mainstay why can alice create deployments.apps  which role allows it, or would")]
 pub(crate) struct Why {
     /// KIND/NAME, `connection FROM TO:PORT`, or `can USER VERB RESOURCE [NAME]`
     #[arg(required = true, value_name = "WHAT")]

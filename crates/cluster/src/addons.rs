@@ -2,15 +2,15 @@
 //! address pods use as resolver (each node answers for it; it needs no endpoints), the ConfigMap
 //! `coredns` with its Corefile, the default StorageClass, two ConfigMaps that joining machines
 //! read: kubeadm's `cluster-info`, and the cluster's settings for nodes; and one with the names of all servers, if there
-//! may be several.
+//! may be several. The two for joining machines are created again as soon as they are deleted.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
 use client::kube::{
     self,
     api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
-use client::{Api, FromJson as _};
+use client::{Api, Event, FromJson as _, Informer};
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Service as KubeService},
     storage::v1::StorageClass,
@@ -19,6 +19,7 @@ use lifecycle::{Context, Run, Service};
 use pki::Pki;
 use serde_json::json;
 use tokio::sync::watch;
+use tracing::warn;
 
 use crate::{
     Part, Role, Settings,
@@ -28,6 +29,13 @@ use crate::{
     marker::Marker,
     storage,
 };
+
+/// kubeadm's ConfigMap for joining machines.
+const CLUSTER_INFO: (&str, &str) = ("kube-public", "cluster-info");
+/// How long to wait before a deleted ConfigMap is created again after an error, as while its namespace is deleted.
+const RETRY: Duration = Duration::from_secs(5);
+
+const LOST: &str = "an informer of ConfigMaps ended";
 
 /// Creates the objects.
 pub(crate) struct Addons {
@@ -50,21 +58,44 @@ impl Service for Addons {
 
     fn run(self: Arc<Self>, context: Context) -> Run {
         Box::pin(async move {
+            let [infos, facts] = [CLUSTER_INFO, CONFIG_MAP].map(|(namespace, name)| {
+                Informer::<ConfigMap>::builder(self.client.clone())
+                    .namespace(namespace)
+                    .fields(format!("metadata.name={name}"))
+                    .start(&context)
+            });
+            let (mut infos, mut facts) = (infos.subscribe(), facts.subscribe());
             self.ensure().await?;
             // From here on a missing store is data loss.
             Marker::update(&self.settings.data_dir, |marker| {
                 marker.store |= self.is_embedded();
                 marker.agreed = Some(Agreed::new(&self.settings));
+                marker.command = self.role.command().to_owned();
             })?;
             context.ready();
             let mut current = self.current.clone();
+            let mut is_missing = false;
             loop {
-                tokio::select! {
-                    changed = current.changed() => changed?,
+                let event = tokio::select! {
+                    changed = current.changed() => {
+                        changed?;
+                        self.ensure_cluster_info().await?;
+                        self.ensure_server_names().await?;
+                        continue;
+                    }
+                    event = infos.next() => Some(event.ok_or(LOST)?),
+                    event = facts.next() => Some(event.ok_or(LOST)?),
+                    () = tokio::time::sleep(RETRY), if is_missing => None,
                     () = context.shutdown() => return Ok(()),
+                };
+                // Changes are left alone: the servers of a cluster have different addresses.
+                if is_missing || matches!(event, Some(Event::Deleted(_))) {
+                    let restored = self.ensure_for_joining().await;
+                    is_missing = restored.is_err();
+                    if let Err(error) = restored {
+                        warn!(%error, "cannot restore the ConfigMaps for joining machines");
+                    }
                 }
-                self.ensure_cluster_info().await?;
-                self.ensure_server_names().await?;
             }
         })
     }
@@ -84,6 +115,11 @@ impl Addons {
         if self.settings.runs(Part::LocalPath) {
             self.ensure_class().await?;
         }
+        self.ensure_for_joining().await
+    }
+
+    /// What joining machines read.
+    async fn ensure_for_joining(&self) -> Result<(), kube::Error> {
         self.ensure_cluster_info().await?;
         let (namespace, name) = CONFIG_MAP;
         let facts = Facts::publish(&self.settings);
@@ -109,7 +145,8 @@ impl Addons {
         let server = self.current.borrow().server_url();
         let info = self.pki.cluster_info(&server);
         let info = BTreeMap::from([("kubeconfig".to_owned(), info)]);
-        self.ensure_map("kube-public", "cluster-info", info).await
+        let (namespace, name) = CLUSTER_INFO;
+        self.ensure_map(namespace, name, info).await
     }
 
     /// Creates a ConfigMap, or corrects these keys; other keys are kept.

@@ -68,6 +68,9 @@ pub enum Error {
     Api(#[from] client::kube::Error),
     #[error(transparent)]
     Client(#[from] client::Error),
+    /// A bootstrap token that is to be deleted.
+    #[error("there is no bootstrap token {0:?}; `mainstay token list` shows all")]
+    NoToken(String),
     /// A backup or a restore.
     #[error("{0}")]
     Backup(String),

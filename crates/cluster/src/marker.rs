@@ -30,6 +30,9 @@ pub struct Marker {
     /// The settings that the cluster keeps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agreed: Option<Agreed>,
+    /// The command that last started this server: `up` or `server`. Empty in directories of earlier versions.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub command: String,
     /// The ID of this server within its cluster.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub server: String,

@@ -232,6 +232,17 @@ pub enum Role {
     Agent,
 }
 
+impl Role {
+    /// The command of `mainstay` that starts it.
+    pub fn command(self) -> &'static str {
+        match self {
+            Self::Up => "up",
+            Self::Server => "server",
+            Self::Agent => "agent",
+        }
+    }
+}
+
 /// A component that can be disabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -175,8 +175,11 @@ pub async fn delete(client: &kube::Client, token: &str) -> Result<(), Error> {
     let id = token.split('.').next().unwrap_or_default();
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let name = format!("{PREFIX}{id}");
-    secrets.delete(&name, &DeleteParams::default()).await?;
-    Ok(())
+    match secrets.delete(&name, &DeleteParams::default()).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Err(Error::NoToken(id.to_owned())),
+        Err(error) => Err(error.into()),
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,15 @@
 //! An address of the load balancer pool on two machines: one of them announces it at a time, the other takes over when it
-//! is excluded or cut off, and a deleted Service leaves nothing.
+//! is excluded or cut off, and a deleted Service leaves nothing. A client loses nothing when a rollout moves the endpoints.
 
-use std::time::Duration;
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use e2e::ready_pods;
 use testkit::{Agent, Cluster, Lan, Machine, eventually, until};
@@ -119,6 +127,135 @@ fn another_machine_takes_over_the_address_of_one_that_is_cut_off() {
             false => Ok(()),
         }
     });
+    two.reset();
+    cluster.reset().success();
+}
+
+/// One server, first on node one. A pod that is replaced serves its connections for a minute.
+const MOVING: &str = r#"
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  selector: {matchLabels: {app: web}}
+  strategy: {rollingUpdate: {maxUnavailable: 0, maxSurge: 1}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      nodeSelector: {kubernetes.io/hostname: one}
+      terminationGracePeriodSeconds: 70
+      containers:
+      - name: web
+        image: mainstay.local/hello
+        readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}
+        lifecycle: {preStop: {sleep: {seconds: 60}}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: LoadBalancer
+  externalTrafficPolicy: Local
+  selector: {app: web}
+  ports: [{port: 80, targetPort: 8080}]
+"#;
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&address, ANSWER_WITHIN)?;
+    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+    Ok(stream)
+}
+
+/// The name of the pod that answers over this connection.
+fn ask(mut stream: &TcpStream) -> io::Result<String> {
+    stream.write_all(b"GET /hostname HTTP/1.1\r\nHost: web\r\n\r\n")?;
+    let (mut answer, mut part) = (String::new(), [0; 1024]);
+    loop {
+        let length = stream.read(&mut part)?;
+        if length == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        answer.push_str(&String::from_utf8_lossy(&part[..length]));
+        let body = answer.split_once("\r\n\r\n").map(|(_, body)| body);
+        if let Some(name) = body.and_then(|body| body.strip_suffix('\n')) {
+            return Ok(name.to_owned());
+        }
+    }
+}
+
+/// Sends one request after the other, each over its own connection, until it is stopped: the numbers of answers, and the
+/// failures.
+fn ask_steadily(address: SocketAddr, stop: &AtomicBool) -> (usize, Vec<String>) {
+    let (mut answered, mut failed) = (0, Vec::new());
+    while !stop.load(Ordering::Relaxed) {
+        match connect(address).and_then(|stream| ask(&stream)) {
+            Ok(_) => answered += 1,
+            Err(error) => failed.push(format!("after {answered} answers: {error}")),
+        }
+    }
+    (answered, failed)
+}
+
+#[test]
+fn neither_requests_nor_open_connections_are_lost_when_a_rollout_moves_the_address() {
+    let lan = Lan::new();
+    let ip = lan.address(0, 100);
+    let mut cluster = Cluster::on_lan(&lan, &["--load-balancer-pool", &ip]);
+    let mut two = Agent::on_lan(&lan, 0, 3, "two");
+    two.start(&cluster.join_flags());
+    cluster.ready_nodes(2);
+    cluster
+        .kubectl_stdin(&["apply", "-f", "-"], MOVING)
+        .success();
+    let rolled = ["rollout", "status", "deployment/web", "--timeout=120s"];
+    cluster.kubectl(&rolled).success();
+    eventually("one to announce it", || announced_by(&cluster, "one"));
+    let client = Machine::on(&lan, &lan.address(0, 9));
+    let address: SocketAddr = format!("{ip}:80").parse().expect("an address");
+    let open = || {
+        let opened = client.thread(move || {
+            let stream = connect(address)?;
+            let pod = ask(&stream)?;
+            Ok::<_, io::Error>((stream, pod))
+        });
+        opened.join().expect("no panic")
+    };
+    eventually("an answer", || {
+        open().map(drop).map_err(|error| error.to_string())
+    });
+    let stop = Arc::new(AtomicBool::new(false));
+    let steady: Vec<_> = (0..2)
+        .map(|_| {
+            let stop = stop.clone();
+            client.thread(move || ask_steadily(address, &stop))
+        })
+        .collect();
+    for node in ["two", "one", "two", "one"] {
+        let (stream, old) = open().expect("a connection");
+        let selector = format!(
+            r#"{{"spec": {{"template": {{"spec": {{"nodeSelector": {{"kubernetes.io/hostname": "{node}"}}}}}}}}}}"#
+        );
+        cluster
+            .kubectl(&["patch", "deployment", "web", "-p", &selector])
+            .success();
+        cluster.kubectl(&rolled).success();
+        eventually("the address to move", || announced_by(&cluster, node));
+        eventually("new connections to lead to the new pod", || {
+            match open().map_err(|error| error.to_string())?.1 {
+                new if new != old => Ok(()),
+                _ => Err(format!("{old} answers")),
+            }
+        });
+        // The pod that was replaced still serves the connection that it had.
+        assert_eq!(ask(&stream).expect("the connection goes on"), old);
+    }
+    stop.store(true, Ordering::Relaxed);
+    for thread in steady {
+        let (answered, failed) = thread.join().expect("no panic");
+        assert!(failed.is_empty(), "{answered} answers, but {failed:?}");
+        println!("{answered} answers");
+    }
     two.reset();
     cluster.reset().success();
 }

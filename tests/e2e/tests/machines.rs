@@ -95,11 +95,34 @@ fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
         .unwrap_or_default()
 }
 
+/// Deletes the ConfigMaps that joining machines need.
+fn what_joining_machines_read_comes_back(cluster: &Cluster) {
+    for (namespace, name) in [
+        ("kube-public", "cluster-info"),
+        ("kube-system", "mainstay-node"),
+    ] {
+        let map = ["configmap", name, "-n", namespace];
+        let uid = text(&cluster.get(&map), "/metadata/uid").to_owned();
+        let delete = ["delete", "configmap", name, "-n", namespace];
+        cluster.kubectl(&delete).success();
+        eventually(&format!("another {name}"), || {
+            let ran = cluster.kubectl(&["get", "configmap", name, "-n", namespace, "-o", "json"]);
+            let new: Value = serde_json::from_str(&ran.stdout).unwrap_or_default();
+            match text(&new, "/metadata/uid") {
+                "" => Err(ran.stderr),
+                old if old == uid => Err("the old one".to_owned()),
+                _ => Ok(()),
+            }
+        });
+    }
+}
+
 #[test]
 fn two_machines_join_and_pods_reach_each_other_everywhere() {
     let mut site = Site::new();
     joins_are_checked(&site);
     let join = site.cluster.join_flags();
+    what_joining_machines_read_comes_back(&site.cluster);
     site.two.start(&join);
     // Without the hash, the token's signature of cluster-info is enough.
     let hash = join.iter().position(|flag| flag == "--ca-hash");
@@ -128,6 +151,9 @@ fn two_machines_join_and_pods_reach_each_other_everywhere() {
         .next()
         .expect("its id");
     site.cluster.mainstay(&["token", "delete", id]).success();
+    let again = site.cluster.mainstay(&["token", "delete", id]);
+    let expected = format!("there is no bootstrap token \"{id}\"");
+    assert!(!again.ok && again.stderr.contains(&expected), "{again:?}");
     an_agent_comes_back_after_a_crash(&mut site, &join);
     agents_go_on_without_a_server(&mut site, &pods);
     removal_leaves_nothing(&mut site);

@@ -4,7 +4,7 @@ use std::{fmt, io, path::Path, process::ExitCode};
 
 use anyhow::{Context, Result};
 use client::kube;
-use cluster::Options;
+use cluster::{Options, marker::Marker};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::{ResourceExt, api::ListParams};
@@ -127,6 +127,8 @@ async fn status(data_dir: &Path) -> Result<Status> {
         ..Status::default()
     };
     let config = client::Kubeconfig::read(&data_dir.join("admin.kubeconfig"))?;
+    let marker = Marker::read(data_dir).ok().flatten().unwrap_or_default();
+    let start = start_command(&marker, super::install::is_installed());
     let client = config.client(None)?;
     match client.apiserver_version().await {
         Ok(version) => {
@@ -138,7 +140,9 @@ async fn status(data_dir: &Path) -> Result<Status> {
         }
         Err(error) => {
             let server = &config.resolve(None)?.1.server;
-            status.problems.push(unanswered(server, &error.into()));
+            status
+                .problems
+                .push(unanswered(server, &start, &error.into()));
         }
     }
     status.problems.extend(problems(&status, Timestamp::now()));
@@ -146,13 +150,22 @@ async fn status(data_dir: &Path) -> Result<Status> {
 }
 
 /// The last cause says most; the causes before it are the layers of the client.
-fn unanswered(server: &str, error: &anyhow::Error) -> String {
+fn unanswered(server: &str, start: &str, error: &anyhow::Error) -> String {
     let cause = error.root_cause();
     match cause.downcast_ref::<io::Error>().map(io::Error::kind) {
         Some(io::ErrorKind::ConnectionRefused) => format!(
-            "the server at {server} does not answer (connection refused): start it with `mainstay up`"
+            "the server at {server} does not answer (connection refused): start it with `{start}`"
         ),
         _ => format!("the server at {server} does not answer: {cause}"),
+    }
+}
+
+/// How a server is started that is not running.
+fn start_command(marker: &Marker, is_installed: bool) -> String {
+    match (is_installed, marker.command.as_str()) {
+        (true, _) => "systemctl start mainstay".to_owned(),
+        (false, "") => "mainstay up".to_owned(),
+        (false, command) => format!("mainstay {command}"),
     }
 }
 
@@ -355,10 +368,32 @@ mod tests {
         let refused = io::Error::from_raw_os_error(111);
         let error = anyhow::Error::new(refused).context("client error (Connect)");
         let expected = "the server at https://a:6443 does not answer (connection refused): start it with `mainstay up`";
-        assert_eq!(unanswered("https://a:6443", &error), expected);
+        assert_eq!(
+            unanswered("https://a:6443", "mainstay up", &error),
+            expected
+        );
         let error = anyhow::anyhow!("expired certificate").context("client error (Connect)");
         let expected = "the server at https://a:6443 does not answer: expired certificate";
-        assert_eq!(unanswered("https://a:6443", &error), expected);
+        assert_eq!(
+            unanswered("https://a:6443", "mainstay up", &error),
+            expected
+        );
+    }
+
+    #[test]
+    fn a_server_is_started_with_the_command_that_started_it_before() {
+        for (command, is_installed, expected) in [
+            ("", false, "mainstay up"),
+            ("up", false, "mainstay up"),
+            ("server", false, "mainstay server"),
+            ("server", true, "systemctl start mainstay"),
+        ] {
+            let marker = Marker {
+                command: command.to_owned(),
+                ..Marker::default()
+            };
+            assert_eq!(start_command(&marker, is_installed), expected);
+        }
     }
 
     #[test]

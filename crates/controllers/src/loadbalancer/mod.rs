@@ -12,7 +12,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use client::{Api, Event, Informer};
 use k8s_openapi::api::{
     core::v1::{Node, Service},
-    discovery::v1::EndpointSlice,
+    discovery::v1::{EndpointConditions, EndpointSlice},
 };
 use kube::{
     Resource,
@@ -27,7 +27,7 @@ use crate::{
     shared::{LOAD_BALANCER, SERVICE, Shared, TYPE},
 };
 use claims::Claims;
-pub use decide::{ANNOUNCER, CLASS, FROM_POOL};
+pub use decide::{ANNOUNCER, CLASS, FORMER, FROM_POOL};
 use decide::{Decision, FINALIZER, View, decide};
 pub use pool::Pool;
 
@@ -77,12 +77,7 @@ pub fn start(shared: &Arc<Shared>) {
     shared
         .controller(&controller)
         .watches_with(&controller.services, move |event| {
-            let mut keys = vec![Key::from_object(&**event.object())];
-            // Another Service may wait for an address or port that this one frees.
-            if concerns_others(event) {
-                keys.extend(by_service.waiting.lock().iter().cloned());
-            }
-            keys
+            concerned_by(event, &by_service.waiting.lock())
         })
         .watches_with(&controller.nodes, move |event| {
             let changed = match event {
@@ -101,6 +96,15 @@ pub fn start(shared: &Arc<Shared>) {
             key.filter(is_ours).into_iter().collect()
         })
         .start();
+}
+
+/// The Services to reconcile after a Service's change: another one may wait for an address or port that it frees.
+fn concerned_by(event: &Event<Service>, waiting: &BTreeSet<Key>) -> Vec<Key> {
+    let mut keys = vec![Key::from_object(&**event.object())];
+    if concerns_others(event) {
+        keys.extend(waiting.iter().cloned());
+    }
+    keys
 }
 
 /// Whether a Service's change can free an address or a port for another.
@@ -122,18 +126,27 @@ fn service_of(slice: &EndpointSlice) -> Option<Key> {
     })
 }
 
-/// The nodes with serving endpoints.
-fn nodes_of<'a>(slices: impl IntoIterator<Item = &'a Arc<EndpointSlice>>) -> BTreeSet<String> {
-    let endpoints = slices
-        .into_iter()
-        .flat_map(|slice| slice.endpoints.iter().flatten());
-    let ready = endpoints.filter(|endpoint| {
-        let conditions = endpoint.conditions.as_ref();
-        conditions.and_then(|conditions| conditions.ready) != Some(false)
-    });
-    ready
-        .filter_map(|endpoint| endpoint.node_name.clone())
-        .collect()
+/// The nodes with ready endpoints; if there are none, those with endpoints that terminate and still serve, as the nodes
+/// themselves choose.
+fn nodes_of(slices: &[Arc<EndpointSlice>]) -> BTreeSet<String> {
+    let with = |is_wanted: fn(&EndpointConditions) -> bool| -> BTreeSet<String> {
+        let endpoints = slices
+            .iter()
+            .flat_map(|slice| slice.endpoints.iter().flatten());
+        let wanted = endpoints.filter(|endpoint| {
+            let conditions = endpoint.conditions.clone();
+            is_wanted(&conditions.unwrap_or_default())
+        });
+        let names = wanted.filter_map(|endpoint| endpoint.node_name.clone());
+        names.collect()
+    };
+    let ready = with(|conditions| conditions.ready != Some(false));
+    match ready.is_empty() {
+        false => ready,
+        true => with(|conditions| {
+            conditions.terminating == Some(true) && conditions.serving != Some(false)
+        }),
+    }
 }
 
 impl Balancers {
@@ -190,7 +203,7 @@ impl Balancers {
         if is_announced && decide::has_finalizer(service) {
             return Ok(());
         }
-        let annotations = json!({ANNOUNCER: decision.announcer});
+        let annotations = decide::annotations(service, decision);
         let metadata = json!({"finalizers": [FINALIZER], "annotations": annotations});
         let patched = self.patch_metadata(service, key, metadata).await?;
         self.written(patched).await;
@@ -248,7 +261,7 @@ impl Balancers {
         if is_announced || decide::has_finalizer(service) {
             let metadata = json!({
                 "$deleteFromPrimitiveList/finalizers": [FINALIZER],
-                "annotations": {ANNOUNCER: null},
+                "annotations": {ANNOUNCER: null, FORMER: null},
             });
             self.patch_metadata(service, key, metadata).await?;
         }
@@ -306,5 +319,73 @@ impl Balancers {
             }
         }
         Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(name: &str, spec: Value) -> Arc<Service> {
+        let object = json!({"metadata": {"name": name, "namespace": "d"}, "spec": spec});
+        Arc::new(serde_json::from_value(object).unwrap())
+    }
+
+    #[test]
+    fn a_change_wakes_the_services_that_wait_and_no_others() {
+        let waiting = BTreeSet::from([Key::new("d", "x"), Key::new("d", "y")]);
+        let on_port = |port: u16| json!({"type": "LoadBalancer", "ports": [{"port": port}]});
+        let (one, other) = (service("a", on_port(80)), service("a", on_port(81)));
+        let plain = service("a", json!({"type": "ClusterIP"}));
+        let modified = |old: &Arc<Service>, new: &Arc<Service>| Event::Modified {
+            old: old.clone(),
+            new: new.clone(),
+        };
+        for (event, is_freed) in [
+            // A new Service frees nothing.
+            (Event::Added(one.clone()), false),
+            (Event::Deleted(one.clone()), true),
+            (Event::Deleted(plain.clone()), false),
+            (modified(&one, &one), false),
+            (modified(&one, &other), true),
+            (modified(&one, &plain), true),
+            (modified(&plain, &one), false),
+        ] {
+            let mut expected = vec![Key::new("d", "a")];
+            expected.extend(waiting.iter().filter(|_| is_freed).cloned());
+            assert_eq!(concerned_by(&event, &waiting), expected);
+        }
+    }
+
+    #[test]
+    fn nodes_with_ready_endpoints_count_before_those_where_all_terminate() {
+        let endpoint = |node: &str, (ready, serving, terminating): (bool, bool, bool)| {
+            json!({"addresses": ["10.0.0.1"], "nodeName": node,
+                   "conditions": {"ready": ready, "serving": serving, "terminating": terminating}})
+        };
+        let (ready, leaving) = ((true, true, false), (false, true, true));
+        let (ended, failing) = ((false, false, true), (false, false, false));
+        for (endpoints, expected) in [
+            (
+                vec![endpoint("a", ready), endpoint("b", leaving)],
+                &["a"][..],
+            ),
+            (
+                vec![endpoint("a", leaving), endpoint("b", leaving)],
+                &["a", "b"],
+            ),
+            (vec![endpoint("a", leaving), endpoint("b", ended)], &["a"]),
+            (vec![endpoint("a", ended), endpoint("b", failing)], &[]),
+            (
+                vec![json!({"addresses": ["10.0.0.1"], "nodeName": "a"})],
+                &["a"],
+            ),
+        ] {
+            let slice =
+                json!({"metadata": {"name": "s"}, "addressType": "IPv4", "endpoints": endpoints});
+            let slice: EndpointSlice = serde_json::from_value(slice).unwrap();
+            let found = nodes_of(&[Arc::new(slice)]);
+            assert_eq!(Vec::from_iter(found), expected, "{endpoints:?}");
+        }
     }
 }
