@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use client::{Api, Informer, informer::Labelled};
-use futures::future::join_all;
 use k8s_openapi::NamespaceResourceScope;
 use kube::Resource;
 use reconcile::{Error, Selector, Writer};
@@ -87,7 +86,7 @@ where
     let released = release
         .iter()
         .map(|object| write_owners::<O, K>(writer, object, None, finalizer));
-    for released in join_all(released).await {
+    for released in reconcile::join_bounded(released).await {
         released?;
     }
     Ok(owned)

@@ -3,7 +3,6 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use client::Api;
-use futures::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::{
     NamespaceResourceScope,
@@ -196,7 +195,7 @@ impl<K: Owner> Replicas<K> {
             let pod = cache.read_entry(member.entry());
             podcontrol::delete(&self.pods, &self.recorder, owner, &pod).await
         });
-        reconcile::all(join_all(deletions).await)
+        reconcile::all(reconcile::join_bounded(deletions).await)
     }
 }
 

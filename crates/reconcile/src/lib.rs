@@ -4,6 +4,10 @@
 
 #![forbid(unsafe_code)]
 
+use std::{future::Future, vec::IntoIter};
+
+use futures::stream::{self, Buffered, Collect, Iter, StreamExt};
+
 pub mod builder;
 pub mod condition;
 pub mod devices;
@@ -92,6 +96,18 @@ impl Error {
     }
 }
 
+/// How many calls of one reconciliation run at once: each takes memory for its request and response.
+const CALLS_AT_ONCE: usize = 64;
+
+/// The results of calls of which a bounded number runs at once.
+pub type JoinBounded<F> = Collect<Buffered<Iter<IntoIter<F>>>, Vec<<F as Future>::Output>>;
+
+/// Runs these calls, a bounded number at once, and returns their results in order.
+pub fn join_bounded<F: Future>(calls: impl IntoIterator<Item = F>) -> JoinBounded<F> {
+    let calls: Vec<_> = calls.into_iter().collect();
+    stream::iter(calls).buffered(CALLS_AT_ONCE).collect()
+}
+
 /// Combines the results of a batch: the first error with the number of errors.
 pub fn all(results: Vec<Result<(), Error>>) -> Result<(), Error> {
     let mut errors: Vec<Error> = results.into_iter().filter_map(Result::err).collect();
@@ -102,5 +118,27 @@ pub fn all(results: Vec<Result<(), Error>>) -> Result<(), Error> {
             count,
             first: Box::new(errors.remove(0)),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn many_calls_run_a_bounded_number_at_once_and_keep_their_order() {
+        let (running, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let calls = (0..1000).map(async |number| {
+            let now = running.fetch_add(1, Ordering::Relaxed) + 1;
+            most.fetch_max(now, Ordering::Relaxed);
+            tokio::task::yield_now().await;
+            running.fetch_sub(1, Ordering::Relaxed);
+            number
+        });
+        let results = join_bounded(calls).await;
+        assert_eq!(results, (0..1000).collect::<Vec<_>>());
+        assert_eq!(most.into_inner(), CALLS_AT_ONCE);
     }
 }

@@ -13,7 +13,6 @@ use std::{
 };
 
 use client::{Api, Event, Informer};
-use futures::future::join_all;
 use k8s_openapi::api::{
     apps::v1::{ControllerRevision, DaemonSet, DaemonSetStatus},
     core::v1::{Node, Pod},
@@ -243,7 +242,7 @@ impl Daemons {
             let pod = self.pods.cache().read_entry(pod.member().entry());
             podcontrol::delete(&self.pods, &self.recorder, set, &pod).await
         });
-        let deleted = reconcile::all(join_all(deletions).await);
+        let deleted = reconcile::all(reconcile::join_bounded(deletions).await);
         created.and(deleted)
     }
 

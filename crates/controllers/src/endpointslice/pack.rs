@@ -4,7 +4,6 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use futures::future::join_all;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::api::ObjectMeta;
 use reconcile::{Error, Writer};
@@ -160,7 +159,7 @@ pub(crate) async fn write(
             Change::Delete(slice) => slices.delete(slice).await,
         }
     });
-    reconcile::all(join_all(writes).await)
+    reconcile::all(reconcile::join_bounded(writes).await)
 }
 
 #[cfg(test)]

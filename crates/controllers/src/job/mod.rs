@@ -18,7 +18,6 @@ use std::{
 };
 
 use client::Api;
-use futures::future::join_all;
 use k8s_openapi::api::{
     batch::v1::{Job, JobStatus},
     core::v1::Pod,
@@ -156,7 +155,7 @@ impl Controller for Jobs {
             }
             released
         });
-        reconcile::all(join_all(released).await)?;
+        reconcile::all(reconcile::join_bounded(released).await)?;
         outcome?;
         Ok(match after {
             Some(after) => Action::After(after),
@@ -208,11 +207,11 @@ impl Jobs {
             }
             Step::Stop(pods) => {
                 let deleted = pods.iter().map(|pod| self.delete(job, pod));
-                done.all(pods, join_all(deleted).await)
+                done.all(pods, reconcile::join_bounded(deleted).await)
             }
             Step::Remove(pods) => {
                 let removed = pods.iter().map(|pod| self.remove(job, pod));
-                done.all(pods, join_all(removed).await)
+                done.all(pods, reconcile::join_bounded(removed).await)
             }
         };
         (done, outcome)
