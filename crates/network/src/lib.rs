@@ -28,6 +28,8 @@ pub mod nft;
 mod notices;
 mod overlay;
 mod overlay_table;
+mod pod_link;
+mod route_socket;
 mod routed;
 pub mod routes;
 mod rules;

@@ -4,12 +4,7 @@
 //! ends there: no worker of the async runtime is ever left in the wrong namespace. A netlink socket
 //! stays in the namespace where it was opened, so it is opened there and used from anywhere.
 
-use std::{
-    fs::File,
-    io,
-    path::{Path, PathBuf},
-    thread,
-};
+use std::{fs::File, path::Path, thread};
 
 use nix::sched::{CloneFlags, setns};
 use rtnetlink::Handle;
@@ -24,25 +19,39 @@ where
     F: FnOnce() -> T + Send + 'static,
 {
     let path = path.to_path_buf();
+    on_thread(move || {
+        enter(&path, &open(&path)?)?;
+        Ok(work())
+    })
+    .await
+}
+
+/// Runs `work` on a new thread, which may enter a namespace.
+pub(crate) async fn on_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     let (send, receive) = oneshot::channel();
     thread::Builder::new()
         .name("netns".into())
         .spawn(move || {
-            let _ = send.send(enter(&path).map(|()| work()));
+            let _ = send.send(work());
         })
         .map_err(Error::Socket)?;
     receive.await.map_err(|_| Error::ThreadLost)?
 }
 
-/// Moves the calling thread into the namespace for the rest of its life.
-fn enter(path: &PathBuf) -> Result<()> {
-    let wrong = |source: io::Error| Error::Namespace {
-        path: path.clone(),
+/// Opens the namespace at `path`.
+pub(crate) fn open(path: &Path) -> Result<File> {
+    File::open(path).map_err(|source| Error::Namespace {
+        path: path.to_path_buf(),
         source,
-    };
-    let file = File::open(path).map_err(wrong)?;
-    setns(file, CloneFlags::CLONE_NEWNET).map_err(|errno| Error::Namespace {
-        path: path.clone(),
+    })
+}
+
+/// Moves the calling thread into the namespace, which was opened at `path`, for the rest of its life.
+pub(crate) fn enter(path: &Path, namespace: &File) -> Result<()> {
+    setns(namespace, CloneFlags::CLONE_NEWNET).map_err(|errno| Error::Namespace {
+        path: path.to_path_buf(),
         source: errno.into(),
     })
 }

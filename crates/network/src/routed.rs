@@ -28,7 +28,7 @@ use crate::{
     netns::Netlink,
     nft::{self, Batch, Nft},
     notices::AddressNotices,
-    rules,
+    pod_link, rules,
     shape::{self, Limits},
     sysctl,
 };
@@ -158,10 +158,10 @@ impl RoutedNetwork {
         let records: Vec<Record> = self.ipam.lock().records().cloned().collect();
         for record in records {
             let link = PodLink {
-                host_link: &record.host_link,
-                addresses: &record.addresses,
+                host_link: record.host_link.clone(),
+                addresses: record.addresses.clone(),
                 mtu: *mtu,
-                node_ips: &node_ips,
+                node_ips: node_ips.clone(),
             };
             if let Err(error) = links::lead_to_link(netlink, &link).await {
                 // Most likely its pod is being detached.
@@ -250,10 +250,10 @@ impl RoutedNetwork {
         };
         let Prepared { netlink: host, mtu } = self.prepare().await?;
         let link = PodLink {
-            host_link: &record.host_link,
-            addresses: &record.addresses,
+            host_link: record.host_link.clone(),
+            addresses: record.addresses.clone(),
             mtu: *mtu,
-            node_ips: &self.node_ips(),
+            node_ips: self.node_ips(),
         };
         links::missing(host, netns, &link).await
     }
@@ -306,14 +306,14 @@ impl RoutedNetwork {
     async fn connect(&self, request: &AttachRequest, record: &Record) -> Result<()> {
         let Prepared { netlink: host, mtu } = self.prepare().await?;
         let link = PodLink {
-            host_link: &record.host_link,
-            addresses: &record.addresses,
+            host_link: record.host_link.clone(),
+            addresses: record.addresses.clone(),
             mtu: *mtu,
-            node_ips: &self.node_ips(),
+            node_ips: self.node_ips(),
         };
         let through = record.egress_link.as_deref().unwrap_or_default();
         let linked = async {
-            links::connect(host, &request.netns, &link).await?;
+            pod_link::connect(&request.netns, link).await?;
             shape::limit(host, &record.host_link, through, &record.limits).await
         };
         // The rules name only addresses. Both end before an error is handled, and before the pod has a container.

@@ -76,6 +76,9 @@ pub(crate) async fn limit(
     through: &str,
     limits: &Limits,
 ) -> Result<()> {
+    if *limits == Limits::default() {
+        return Ok(());
+    }
     let Some(index) = links::index_of(host, link).await? else {
         return Err(Error::Bandwidth(format!("there is no link {link}")));
     };
