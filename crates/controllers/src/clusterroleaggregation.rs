@@ -1,6 +1,6 @@
 //! Aggregated ClusterRoles: their rules are those of all ClusterRoles that their selectors match.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use client::Api;
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
@@ -8,7 +8,7 @@ use kube::api::{Patch, PatchParams};
 use reconcile::{Action, Controller, Error, Key, Selector};
 use serde_json::json;
 
-use crate::shared::Shared;
+use crate::shared::{AGGREGATE, Shared};
 
 /// The name in [`crate::ALL`].
 pub const NAME: &str = "clusterrole-aggregation";
@@ -28,13 +28,13 @@ pub fn start(shared: &Arc<Shared>) {
     let lookup = controller.roles.clone();
     shared
         .controller(&controller)
-        // Any ClusterRole may be part of any aggregate.
-        .watches_with(&controller.roles, move |_| {
-            let aggregates = lookup
-                .list()
-                .into_iter()
-                .filter(|role| role.aggregation_rule.is_some());
-            aggregates.map(|role| Key::from_object(&*role)).collect()
+        .watches_with(&controller.roles, move |event| {
+            let aggregates = lookup.by_index(AGGREGATE, AGGREGATE).into_iter();
+            let concerned = aggregates.filter(|aggregate| {
+                let versions = event.old().into_iter().chain([event.object()]);
+                versions.into_iter().any(|role| is_part(role, aggregate))
+            });
+            concerned.map(|role| Key::from_object(&*role)).collect()
         })
         .start();
 }
@@ -48,7 +48,7 @@ impl Controller for Aggregator {
         let Some(role) = self.roles.get("", &key.name) else {
             return Ok(Action::Done);
         };
-        let Some(rules) = decide(&role, &self.roles.list()) else {
+        let Some(rules) = decide(&role, &self.parts(&role)) else {
             return Ok(Action::Done);
         };
         let api: Api<ClusterRole> = Api::all(self.client.clone());
@@ -66,18 +66,42 @@ impl Controller for Aggregator {
     }
 }
 
+impl Aggregator {
+    /// The ClusterRoles that the selectors of an aggregate match. Others are not decoded.
+    fn parts(&self, aggregate: &ClusterRole) -> Vec<Arc<ClusterRole>> {
+        let selectors: Vec<_> = selectors(aggregate).collect();
+        self.roles.select_in("", |role| {
+            let mut selectors = selectors.iter();
+            selectors.any(|selector| selector.matches_with(|key| role.label(key)))
+        })
+    }
+}
+
+fn selectors(aggregate: &ClusterRole) -> impl Iterator<Item = Selector> {
+    let rule = aggregate.aggregation_rule.iter();
+    let selectors = rule.flat_map(|rule| rule.cluster_role_selectors.iter().flatten());
+    selectors.map(|selector| Selector::from_label_selector(Some(selector)))
+}
+
+/// Whether a change of a ClusterRole concerns an aggregate: it is the aggregate, or may be a part of it.
+fn is_part(role: &ClusterRole, aggregate: &ClusterRole) -> bool {
+    let labels = role.metadata.labels.as_ref();
+    role.metadata.name == aggregate.metadata.name
+        || selectors(aggregate).any(|selector| selector.matches(labels))
+}
+
 /// The rules that the ClusterRole should have; `None` if it has them.
 fn decide(role: &ClusterRole, all: &[Arc<ClusterRole>]) -> Option<Vec<PolicyRule>> {
-    let aggregation = role.aggregation_rule.as_ref()?;
+    role.aggregation_rule.as_ref()?;
     let mut rules: Vec<PolicyRule> = Vec::new();
-    for selector in aggregation.cluster_role_selectors.iter().flatten() {
-        let selector = Selector::from_label_selector(Some(selector));
+    let mut seen = HashSet::new();
+    for selector in selectors(role) {
         let parts = all.iter().filter(|part| {
             part.metadata.name != role.metadata.name
                 && selector.matches(part.metadata.labels.as_ref())
         });
         for rule in parts.flat_map(|part| part.rules.iter().flatten()) {
-            if !rules.contains(rule) {
+            if seen.insert(json!(rule).to_string()) {
                 rules.push(rule.clone());
             }
         }
@@ -131,5 +155,26 @@ mod tests {
             role("b", "to-view", &["get"]),
         ];
         assert!(decide(&view, &parts.map(Arc::new)).is_none());
+    }
+
+    #[test]
+    fn a_change_concerns_the_aggregate_itself_and_those_that_select_the_role() {
+        let selector = |label: &str| LabelSelector {
+            match_labels: Some([(label.to_owned(), "true".to_owned())].into()),
+            ..Default::default()
+        };
+        let mut aggregate = role("view", "other", &[]);
+        aggregate.aggregation_rule = Some(AggregationRule {
+            cluster_role_selectors: Some(vec![selector("to-view"), selector("to-edit")]),
+        });
+        for (name, label, expected) in [
+            ("view", "any", true),
+            ("a", "to-view", true),
+            ("a", "to-edit", true),
+            ("a", "other", false),
+        ] {
+            let role = role(name, label, &["get"]);
+            assert_eq!(is_part(&role, &aggregate), expected, "{name} {label}");
+        }
     }
 }

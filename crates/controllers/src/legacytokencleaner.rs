@@ -2,7 +2,11 @@
 //! invalid first, and deletes them after another year. Manually created Secrets are left alone; no
 //! ServiceAccount refers to them.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 use client::{Api, Informer};
 use jiff::{Timestamp, ToSpan, civil::Date, tz::TimeZone};
@@ -106,11 +110,19 @@ impl Cleaner {
         if tracked.is_none_or(|tracked| day(limit) < tracked) {
             return Ok(());
         }
+        let mut in_use = InUse::default();
         for secret in self.secrets.list() {
-            if !self.is_of_account(&secret) || self.is_used(&secret) {
+            let action = decide(&secret, limit);
+            if action == TokenAction::Keep || !self.is_of_account(&secret) {
                 continue;
             }
-            let done = match decide(&secret, limit) {
+            let namespace = secret.namespace().unwrap_or_default();
+            if in_use.contains(&namespace, &secret.name_any(), || {
+                self.pods.list_in(&namespace)
+            }) {
+                continue;
+            }
+            let done = match action {
                 TokenAction::Keep => Ok(()),
                 TokenAction::Invalidate => self.invalidate(&secret, day(now)).await,
                 TokenAction::Delete => self.delete(&secret).await,
@@ -133,12 +145,6 @@ impl Cleaner {
             (uid.is_empty() || account.uid().unwrap_or_default() == uid)
                 && references.any(|reference| reference.name.as_ref() == Some(&secret.name_any()))
         })
-    }
-
-    fn is_used(&self, secret: &Secret) -> bool {
-        let pods = self.pods.list_in(&secret.namespace().unwrap_or_default());
-        pods.iter()
-            .any(|pod| secrets_of(pod).contains(&secret.name_any()))
     }
 
     async fn invalidate(&self, secret: &Secret, today: Date) -> Result<(), Error> {
@@ -165,6 +171,27 @@ impl Cleaner {
 
     fn api(&self, secret: &Secret) -> Api<Secret> {
         Api::namespaced(self.client.clone(), &secret.namespace().unwrap_or_default())
+    }
+}
+
+/// The secrets that pods name, by namespace: the pods of a namespace are read once.
+#[derive(Default)]
+struct InUse(HashMap<String, BTreeSet<String>>);
+
+impl InUse {
+    fn contains(
+        &mut self,
+        namespace: &str,
+        secret: &str,
+        pods: impl FnOnce() -> Vec<Arc<Pod>>,
+    ) -> bool {
+        if !self.0.contains_key(namespace) {
+            let named = pods().iter().flat_map(|pod| secrets_of(pod)).collect();
+            self.0.insert(namespace.to_owned(), named);
+        }
+        self.0
+            .get(namespace)
+            .is_some_and(|named| named.contains(secret))
     }
 }
 
@@ -207,6 +234,21 @@ fn secrets_of(pod: &Pod) -> BTreeSet<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_pods_of_a_namespace_are_read_once() {
+        let pod = |secret: &str| -> Arc<Pod> {
+            let volume = json!({"name": "v", "secret": {"secretName": secret}});
+            let pod = json!({"spec": {"containers": [], "volumes": [volume]}});
+            Arc::new(serde_json::from_value(pod).unwrap())
+        };
+        let mut in_use = InUse::default();
+        assert!(in_use.contains("a", "one", || vec![pod("one"), pod("two")]));
+        let again = || -> Vec<Arc<Pod>> { panic!("the pods were read before") };
+        assert!(in_use.contains("a", "two", again));
+        assert!(!in_use.contains("a", "three", again));
+        assert!(!in_use.contains("b", "one", Vec::new));
+    }
 
     #[test]
     fn a_token_unused_for_a_year_is_marked_invalid_and_deleted_a_year_later() {

@@ -14,7 +14,7 @@ use reconcile::Selector;
 use crate::{
     endpointslice::view::addresses,
     job, pods, resourceclaim,
-    shared::{OWNER, claims_of, controller_of, orphans_of},
+    shared::{LABEL, OWNER, claims_of, controller_of, orphans_of, selected_key},
 };
 
 /// The kind of a pod's controller.
@@ -231,9 +231,23 @@ pub(crate) fn own_and_unclaimed(
     let controlled = Member::by_index(pods, OWNER, uid.unwrap_or_default()).into_iter();
     let (own, mut unclaimed): (Vec<_>, Vec<_>) =
         controlled.partition(|member| member.is_selected(selector));
-    let orphans = Member::by_index(pods, OWNER, &orphans_of(namespace)).into_iter();
-    unclaimed.extend(orphans.filter(|member| member.is_selected(selector)));
+    unclaimed.extend(selected_orphans(pods, namespace, selector));
     (own, unclaimed)
+}
+
+/// The pods of a namespace without a controller that a selector matches. A namespace may have many pods without a
+/// controller, and a workload many pods with a label: the fewer ones are visited.
+fn selected_orphans(pods: &Informer<Pod>, namespace: &str, selector: &Selector) -> Vec<Member> {
+    let all = orphans_of(namespace);
+    let labels = selector.required_labels();
+    let keys = labels.map(|(label, value)| (LABEL, selected_key(namespace, label, value)));
+    let fewest = keys
+        .chain([(OWNER, all)])
+        .min_by_key(|(index, key)| pods.count_by_index(index, key));
+    let found = fewest.map(|(index, key)| Member::by_index(pods, index, &key));
+    let mut found = found.unwrap_or_default();
+    found.retain(|pod| pod.facts().owner == OwnerKind::None && pod.is_selected(selector));
+    found
 }
 
 /// The pods that the object of this uid controls, and the orphans of its namespace that its selector matches. Other
@@ -245,8 +259,7 @@ pub(crate) fn candidates(
     selector: &Selector,
 ) -> Vec<Arc<Pod>> {
     let mut candidates = pods.by_index(OWNER, uid.unwrap_or_default());
-    let orphans = Member::by_index(pods, OWNER, &orphans_of(namespace)).into_iter();
-    let selected = orphans.filter(|orphan| orphan.is_selected(selector));
+    let selected = selected_orphans(pods, namespace, selector).into_iter();
     candidates.extend(selected.map(|orphan| pods.read_entry(orphan.entry())));
     candidates
 }
@@ -387,6 +400,81 @@ mod tests {
         };
         assert_eq!(names(&own), ["own"]);
         assert_eq!(names(&unclaimed), ["own-but-not-selected", "orphan"]);
+    }
+
+    #[tokio::test]
+    async fn selected_pods_are_found_by_labels_and_without() {
+        let refused = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("no server"))
+        });
+        let informer = Pod::indexed(Informer::builder(client::in_process(refused))).offline();
+        for (name, namespace, owner, labels) in [
+            (
+                "web",
+                "ns",
+                Some("set"),
+                [("app", "web"), ("pod-template-hash", "1")],
+            ),
+            (
+                "back",
+                "ns",
+                Some("set"),
+                [("app", "web"), ("tier", "back")],
+            ),
+            (
+                "orphan",
+                "ns",
+                None,
+                [("app", "web"), ("pod-template-hash", "1")],
+            ),
+            ("far", "elsewhere", None, [("app", "web"), ("tier", "back")]),
+        ] {
+            let owner = owner.map(|uid| {
+                serde_json::json!([{"apiVersion": "v1", "kind": "Set", "name": uid, "uid": uid, "controller": true}])
+            });
+            let pod = serde_json::json!({"metadata": {
+                "namespace": namespace, "name": name, "uid": name,
+                "labels": labels.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+                "ownerReferences": owner,
+            }});
+            informer.upsert(serde_json::from_value(pod).unwrap());
+        }
+        for (labels, selected, orphans) in [
+            (vec![], vec!["back", "orphan", "web"], vec!["orphan"]),
+            (
+                vec![("app", "web")],
+                vec!["back", "orphan", "web"],
+                vec!["orphan"],
+            ),
+            (vec![("app", "web"), ("tier", "back")], vec!["back"], vec![]),
+            (vec![("app", "other")], vec![], vec![]),
+            // A label that controllers make is indexed only for pods without one.
+            (
+                vec![("pod-template-hash", "1")],
+                vec!["orphan", "web"],
+                vec!["orphan"],
+            ),
+            (
+                vec![("app", "web"), ("pod-template-hash", "1")],
+                vec!["orphan", "web"],
+                vec!["orphan"],
+            ),
+        ] {
+            let text = format!("{labels:?}");
+            let labels = labels.into_iter();
+            let labels = labels.map(|(label, value)| (label.to_owned(), value.to_owned()));
+            let selector = Selector::labels(&labels.collect());
+            let found = crate::shared::selected_in(&informer, "ns", &selector);
+            let names = found
+                .iter()
+                .map(|pod| pod.metadata.name.as_deref().unwrap());
+            assert_eq!(names.collect::<Vec<_>>(), selected, "{text}");
+            let found = selected_orphans(&informer, "ns", &selector);
+            let names = found.iter().map(|member| member.entry().name());
+            assert_eq!(names.collect::<Vec<_>>(), orphans, "{text}");
+        }
+        let found = |label| informer.count_by_index(LABEL, &selected_key("ns", label, "1"));
+        assert_eq!(found("pod-template-hash"), 1);
     }
 
     #[test]

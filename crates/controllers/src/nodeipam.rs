@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::{
     metrics::Metrics,
     nodelifecycle,
-    shared::{CIDR, Shared},
+    shared::{CIDR, SUBNET_SIZE, Shared},
 };
 
 /// The name in [`crate::ALL`].
@@ -113,8 +113,11 @@ impl Allocator {
         let ranges = self.ranges.iter().zip(first.iter_mut());
         let found = ranges.map(|(range, first)| {
             let is_assigned = |_: u128, cidr: &str| self.nodes.count_by_index(CIDR, cidr) > 0;
-            // Thousands of nodes may be without a subnet and try again and again: all nodes are visited only if one is left.
-            let (start, _) = range.first_free(*first, is_assigned)?;
+            // Thousands of nodes may be without a subnet and try again and again: none is looked for until a node is deleted.
+            let Some((start, _)) = range.first_free(*first, is_assigned) else {
+                *first = range.parts();
+                return None;
+            };
             let others = self.of_other_size(range);
             let is_taken = |number, cidr: &str| {
                 let overlaps = |other: &Subnet| other.overlaps(&range.subnet(number));
@@ -129,13 +132,21 @@ impl Allocator {
 
     /// Subnets of nodes that have another size than those of this range; usually there is none.
     fn of_other_size(&self, range: &Range) -> Vec<Subnet> {
-        let nodes = self.nodes.entries();
-        let all = nodes.iter().filter_map(|node| {
-            let facts: &nodelifecycle::Facts = node.summary()?;
-            Some(facts.pod_cidrs.iter())
-        });
-        let differs = |subnet: &&Subnet| subnet.bits == range.bits && subnet.prefix != range.part;
-        all.flatten().filter(differs).copied().collect()
+        let own = size_key(range.bits, range.part);
+        let mut sizes = self.nodes.index_keys(SUBNET_SIZE);
+        sizes.retain(|size| *size != own);
+        let nodes = sizes
+            .iter()
+            .flat_map(|size| self.nodes.entries_by_index(SUBNET_SIZE, size));
+        let mut found = Vec::new();
+        for node in nodes {
+            let facts: Option<&nodelifecycle::Facts> = node.summary();
+            let all = facts.into_iter().flat_map(|facts| facts.pod_cidrs.iter());
+            found.extend(
+                all.filter(|subnet| subnet.bits == range.bits && subnet.prefix != range.part),
+            );
+        }
+        found
     }
 }
 
@@ -178,6 +189,22 @@ fn number(address: IpAddr) -> (u128, u32) {
 pub(crate) fn subnets(node: &Node) -> Box<[Subnet]> {
     let all = cidrs(node);
     all.iter().filter_map(|cidr| Subnet::parse(cidr)).collect()
+}
+
+/// The sizes of a node's pod CIDRs, as keys of the index [`SUBNET_SIZE`].
+pub(crate) fn sizes(node: &Node) -> Vec<String> {
+    let subnets = subnets(node);
+    let mut sizes: Vec<_> = subnets
+        .iter()
+        .map(|subnet| size_key(subnet.bits, subnet.prefix))
+        .collect();
+    sizes.sort();
+    sizes.dedup();
+    sizes
+}
+
+fn size_key(bits: u32, prefix: u32) -> String {
+    format!("{bits}/{prefix}")
 }
 
 /// The pod CIDRs of a node.
@@ -234,9 +261,13 @@ impl Range {
         first: u128,
         is_taken: impl Fn(u128, &str) -> bool,
     ) -> Option<(u128, String)> {
-        let parts = 1_u128 << (self.part - self.prefix);
-        let mut parts = (first..parts).map(|number| (number, self.nth(number)));
+        let mut parts = (first..self.parts()).map(|number| (number, self.nth(number)));
         parts.find(|(number, cidr)| !is_taken(*number, cidr))
+    }
+
+    /// The number of subnets.
+    fn parts(&self) -> u128 {
+        1 << (self.part - self.prefix)
     }
 
     fn subnet(&self, number: u128) -> Subnet {
@@ -286,6 +317,25 @@ mod tests {
             "fd00:42:0:3::/64"
         );
         assert!(Range::parse("10.0.0.0/25", 24).is_none());
+    }
+
+    #[test]
+    fn nodes_are_indexed_by_the_sizes_of_their_subnets() {
+        let node = |cidrs: serde_json::Value| -> Node {
+            serde_json::from_value(json!({"spec": {"podCIDRs": cidrs}})).unwrap()
+        };
+        for (cidrs, expected) in [
+            (json!(["10.42.0.0/24"]), vec!["32/24"]),
+            (
+                json!(["10.42.0.0/24", "fd00:42::/64"]),
+                vec!["128/64", "32/24"],
+            ),
+            (json!(["10.42.0.0/24", "10.43.0.0/24"]), vec!["32/24"]),
+            (json!(["nonsense"]), vec![]),
+            (json!([]), vec![]),
+        ] {
+            assert_eq!(sizes(&node(cidrs.clone())), expected, "{cidrs}");
+        }
     }
 
     #[test]

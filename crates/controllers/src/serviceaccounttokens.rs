@@ -23,6 +23,8 @@ use crate::shared::Shared;
 pub const NAME: &str = "serviceaccount-token";
 pub(crate) const TYPE: &str = "kubernetes.io/service-account-token";
 const ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
+/// The index of Secrets by their ServiceAccount.
+const FOR: &str = "service account";
 const ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
 
 struct Tokens {
@@ -45,6 +47,12 @@ pub fn start(shared: &Arc<Shared>) {
         // Watches only Secrets of this type.
         secrets: Informer::builder(shared.reader())
             .fields(format!("type={TYPE}"))
+            .index(FOR, |secret: &Secret| {
+                vec![account_key(
+                    secret.namespace(),
+                    annotation(secret, ACCOUNT_NAME),
+                )]
+            })
             .start(&shared.context),
         accounts: shared.informer(),
         client: shared.reader(),
@@ -55,11 +63,17 @@ pub fn start(shared: &Arc<Shared>) {
         .watches(&controller.secrets)
         .watches_with(&controller.accounts, move |event| {
             let account = event.object();
-            let tokens = secrets.list().into_iter();
-            let tokens = tokens.filter(|secret| names(secret, account));
-            tokens.map(|secret| Key::from_object(&*secret)).collect()
+            let tokens =
+                secrets.by_index(FOR, &account_key(account.namespace(), &account.name_any()));
+            let tokens = tokens.iter().filter(|secret| names(secret, account));
+            tokens.map(|secret| Key::from_object(&**secret)).collect()
         })
         .start();
+}
+
+/// The key of a ServiceAccount in the index [`FOR`].
+fn account_key(namespace: Option<String>, name: &str) -> String {
+    format!("{}/{name}", namespace.unwrap_or_default())
 }
 
 fn annotation<'a>(secret: &'a Secret, key: &str) -> &'a str {
@@ -175,10 +189,8 @@ impl Tokens {
             let mut secrets = account.secrets.iter().flatten();
             secrets.any(|secret| secret.name.as_deref() == Some(&key.name))
         };
-        let accounts = self.accounts.list();
-        let accounts = accounts.iter().filter(|account| {
-            account.namespace().as_deref() == Some(&key.namespace) && refers(account)
-        });
+        let accounts = self.accounts.list_in(&key.namespace);
+        let accounts = accounts.iter().filter(|account| refers(account));
         for account in accounts {
             let mut account = ServiceAccount::clone(account);
             let secrets = account.secrets.iter_mut();

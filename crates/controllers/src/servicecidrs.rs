@@ -195,11 +195,10 @@ impl Controller for Ranges {
         let Some(range) = self.ranges.get("", &key.name) else {
             return Ok(Action::Done);
         };
-        let addresses = self.addresses.list();
-        let held = addresses
-            .iter()
-            .filter_map(|address| address.metadata.name.as_ref());
-        let held: Vec<IpAddr> = held.filter_map(|name| name.parse().ok()).collect();
+        // Their names are the addresses: they are not decoded.
+        let addresses = self.addresses.entries();
+        let held = addresses.iter().map(|address| address.name().parse().ok());
+        let held: Vec<IpAddr> = held.flatten().collect();
         let now = self.shared.now();
         let api: Api<ServiceCIDR> = Api::all(self.client.clone());
         let (params, finalizers) = (PatchParams::default(), json!([FINALIZER]));

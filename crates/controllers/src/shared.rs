@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use client::{Connector, Informer, ToJson, informer};
+use client::{
+    Connector, Informer, ToJson,
+    informer::{self, Labelled},
+};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::{
@@ -67,12 +70,30 @@ pub(crate) const ENDED: &str = "ended";
 pub(crate) const DELETING: &str = "deleting";
 /// The index of nodes by their addresses ([`address_key`]).
 pub(crate) const ADDRESS: &str = "address";
+/// The index of ClusterRoles, with one key of this name for those that aggregate others.
+pub(crate) const AGGREGATE: &str = "aggregate";
 /// The index of requests of kubelets for certificates, of those that are [`WAITING`].
 pub(crate) const APPROVAL: &str = "approval";
 /// Neither approved nor denied.
 pub(crate) const WAITING: &str = "waiting";
 /// The index of Services and workloads by a label of their selector ([`selected_key`]).
 pub(crate) const SELECTS: &str = "selects";
+/// The index of pods by a label ([`selected_key`]). Of pods with a controller it has no labels that controllers make: of
+/// those there are too many, and only controllers select by them.
+pub(crate) const LABEL: &str = "label";
+/// Labels that controllers make.
+const GENERATED: [&str; 10] = [
+    "apps.kubernetes.io/pod-index",
+    "batch.kubernetes.io/controller-uid",
+    "batch.kubernetes.io/job-completion-index",
+    "batch.kubernetes.io/job-name",
+    "controller-revision-hash",
+    "controller-uid",
+    "job-name",
+    "pod-template-generation",
+    "pod-template-hash",
+    "statefulset.kubernetes.io/pod-name",
+];
 /// The index of Services by type, for those of type [`LOAD_BALANCER`].
 pub(crate) const TYPE: &str = "type";
 /// The type of Services with an external load balancer.
@@ -88,6 +109,8 @@ pub(crate) const ATTACHED: &str = "attached";
 pub(crate) const HANDLE: &str = "handle";
 /// The index of nodes by their pod CIDRs.
 pub(crate) const CIDR: &str = "cidr";
+/// The index of nodes by the sizes of their pod CIDRs, so that subnets of unusual sizes are found.
+pub(crate) const SUBNET_SIZE: &str = "subnet size";
 /// The index of pods by their ResourceClaims ([`device_claim_key`]) and the templates of them
 /// ([`device_template_key`]).
 pub(crate) const DEVICE_CLAIM: &str = "device claim";
@@ -134,7 +157,7 @@ watched! {
     by owner: ControllerRevision;
     by selector: Deployment, DaemonSet, StatefulSet, PodDisruptionBudget;
     plain: HorizontalPodAutoscaler, CronJob, Lease, ConfigMap,
-    Endpoints, Namespace, ResourceQuota, ServiceAccount, ClusterRole, StorageClass,
+    Endpoints, Namespace, ResourceQuota, ServiceAccount, StorageClass,
     IPAddress, ServiceCIDR, VolumeAttributesClass, CSIDriver, ResourceClaimTemplate,
 }
 
@@ -149,6 +172,7 @@ impl Watched for Pod {
                 .collect()
         });
         let builder = builder.index(DEVICE_CLAIM, by_device_claim);
+        let builder = builder.index(LABEL, by_label);
         builder.index(STATE, |pod| {
             let ended = pods::is_terminal(pod).then_some(ENDED);
             let deleting = pods::is_deleting(pod).then_some(DELETING);
@@ -164,7 +188,18 @@ impl Watched for Node {
         let builder = builder.index(ADDRESS, |node| {
             csr::node_addresses(node).map(address_key).collect()
         });
-        builder.index(CIDR, nodeipam::cidrs)
+        let builder = builder.index(CIDR, nodeipam::cidrs);
+        builder.index(SUBNET_SIZE, nodeipam::sizes)
+    }
+}
+
+impl Watched for ClusterRole {
+    fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+        builder.index(AGGREGATE, |role| {
+            let is_aggregate = role.aggregation_rule.is_some();
+            let key = is_aggregate.then(|| AGGREGATE.to_owned());
+            key.into_iter().collect()
+        })
     }
 }
 
@@ -311,6 +346,16 @@ fn by_device_claim(pod: &Pod) -> Vec<String> {
     keys.sort_unstable();
     keys.dedup();
     keys
+}
+
+fn by_label(pod: &Pod) -> Vec<String> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let is_orphan = controller_of(pod).is_none();
+    let labels = pod.metadata.labels.iter().flatten();
+    let labels = labels.filter(|(label, _)| is_orphan || !GENERATED.contains(&label.as_str()));
+    labels
+        .map(|(label, value)| selected_key(namespace, label, value))
+        .collect()
 }
 
 /// The index key of a claim's pods and volumes.
@@ -488,15 +533,35 @@ pub(crate) fn rest_of_pods(pods: usize) -> Action {
     Action::Rest(REST_PER_POD * u32::try_from(pods).unwrap_or(u32::MAX))
 }
 
-/// The objects of a namespace that a selector matches.
-pub(crate) fn selected_in<K: informer::Object>(
-    informer: &Informer<K>,
+/// The pods of a namespace that a selector matches.
+pub(crate) fn selected_in(
+    pods: &Informer<Pod>,
     namespace: &str,
     selector: &Selector,
-) -> Vec<Arc<K>> {
-    informer.select_in(namespace, |object| {
-        selector.matches_with(|key| object.label(key))
+) -> Vec<Arc<Pod>> {
+    let required = selector.required_labels();
+    labelled_in(pods, namespace, required, |pod| {
+        selector.matches_with(|key| pod.label(key))
     })
+}
+
+/// The pods of a namespace whose labels `is_selected` accepts. If labels with values are required, only pods with one of them
+/// are visited.
+pub(crate) fn labelled_in<'a>(
+    pods: &Informer<Pod>,
+    namespace: &str,
+    required: impl Iterator<Item = (&'a str, &'a str)>,
+    is_selected: impl Fn(&dyn Labelled) -> bool,
+) -> Vec<Arc<Pod>> {
+    let labels = required.filter(|(label, _)| !GENERATED.contains(label));
+    let keys = labels.map(|(label, value)| selected_key(namespace, label, value));
+    let fewest = keys.min_by_key(|key| pods.count_by_index(LABEL, key));
+    let Some(key) = fewest else {
+        return pods.select_in(namespace, is_selected);
+    };
+    let found = pods.entries_by_index(LABEL, &key);
+    let selected = found.iter().filter(|pod| is_selected(*pod));
+    selected.map(|pod| pods.read_entry(pod)).collect()
 }
 
 /// Whether objects can be created in the namespace.

@@ -72,15 +72,18 @@ impl Selector {
 
     /// A label and value that everything selected has, for index lookups.
     pub fn required_label(&self) -> Option<(&str, &str)> {
-        self.requirements
-            .as_ref()?
-            .iter()
-            .find_map(|requirement| match requirement {
-                Requirement::In(key, values) if values.len() == 1 => {
-                    Some((key.as_str(), values[0].as_str()))
-                }
-                _ => None,
-            })
+        self.required_labels().next()
+    }
+
+    /// All labels with values that everything selected has.
+    pub fn required_labels(&self) -> impl Iterator<Item = (&str, &str)> {
+        let requirements = self.requirements.iter().flatten();
+        requirements.filter_map(|requirement| match requirement {
+            Requirement::In(key, values) if values.len() == 1 => {
+                Some((key.as_str(), values[0].as_str()))
+            }
+            _ => None,
+        })
     }
 
     /// Whether it matches everything.

@@ -1,7 +1,11 @@
 //! Whether a CronJob is due, whether its concurrency policy allows a new Job, and which old Jobs
 //! are deleted. Pure.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use jiff::{Timestamp, fmt::strtime, tz::TimeZone};
 use k8s_openapi::api::{
@@ -138,17 +142,21 @@ impl Plan {
     /// Removes finished and deleted Jobs from the list of active ones.
     fn note_jobs(&mut self, view: &View) {
         let mut active = self.status.active.take().unwrap_or_default();
+        let known: HashSet<_> = active.iter().map(|known| known.uid.clone()).collect();
+        let mut running = HashSet::new();
+        let mut ended = HashSet::new();
         for job in view.jobs {
             let name = job.metadata.name.as_deref().unwrap_or_default();
-            let listed = active.iter().any(|known| known.uid == job.metadata.uid);
+            let uid = &job.metadata.uid;
+            let listed = known.contains(uid);
             match finished(job) {
                 Some(end) if listed => {
-                    active.retain(|known| known.uid != job.metadata.uid);
+                    ended.insert(uid);
                     let text = format!("Saw completed job: {name}, condition: {end}");
                     self.events.push((Kind::Normal, "SawCompletedJob", text));
                 }
                 Some(_) => {}
-                None if listed => {}
+                None if listed => drop(running.insert(uid)),
                 None => {
                     let text =
                         format!("Saw a job that the controller did not create or forgot: {name}");
@@ -163,8 +171,8 @@ impl Plan {
         }
         let events = &mut self.events;
         active.retain(|known| {
-            let exists = view.jobs.iter().any(|job| job.metadata.uid == known.uid);
-            if !exists {
+            let exists = running.contains(&known.uid);
+            if !exists && !ended.contains(&known.uid) {
                 let name = known.name.as_deref().unwrap_or_default();
                 let text = format!("Active job went missing: {name}");
                 events.push((Kind::Normal, "MissingJob", text));
@@ -215,10 +223,9 @@ impl Plan {
                 return;
             }
             Some("Replace") => {
-                let jobs = active.filter_map(|known| {
-                    let mut jobs = view.jobs.iter();
-                    jobs.find(|job| job.metadata.uid == known.uid).cloned()
-                });
+                let jobs = view.jobs.iter();
+                let jobs: HashMap<_, _> = jobs.map(|job| (&job.metadata.uid, job)).collect();
+                let jobs = active.filter_map(|known| jobs.get(&known.uid).copied().cloned());
                 self.replaced = jobs.collect();
             }
             _ => {}
@@ -550,6 +557,18 @@ mod tests {
             plan.status.last_successful_time.map(|time| time.0),
             Some(at(105))
         );
+    }
+
+    #[test]
+    fn active_jobs_are_replaced_in_their_order() {
+        let cron = cron(
+            json!({"concurrencyPolicy": "Replace"}),
+            active(&["b", "a", "gone"]),
+        );
+        let running = [job("a", 1, None), job("b", 1, None)];
+        let plan = plan(&cron, &running, 600);
+        let names = plan.replaced.iter().map(|job| job.metadata.name.as_deref());
+        assert_eq!(names.collect::<Vec<_>>(), [Some("b"), Some("a")]);
     }
 
     #[test]

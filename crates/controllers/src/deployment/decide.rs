@@ -216,7 +216,7 @@ impl Round<'_> {
             }
             return;
         }
-        let all = scale::total(&self.old) + size(new);
+        let all = scale::total(&self.old).saturating_add(size(new));
         let target = scale::grown(self.deployment, size(new), all);
         if target != size(new) {
             return self.resize(plan, new, target);

@@ -36,19 +36,26 @@ pub(super) fn counted(
         _ => Some(0),
     };
     let positive = |count: i32| (count > 0).then_some(count);
-    let alive: i32 = sets.iter().map(|set| available(set)).sum();
+    let sum = |count: fn(&ReplicaSet) -> i32| {
+        sets.iter()
+            .map(|set| count(set))
+            .fold(0, i32::saturating_add)
+    };
+    let alive = sum(available);
     let mut status = DeploymentStatus {
         observed_generation: deployment.metadata.generation,
-        replicas: positive(sets.iter().map(|set| actual(set)).sum()),
+        replicas: positive(sum(actual)),
         updated_replicas: positive(new.map_or(0, |set| actual(set))),
-        ready_replicas: positive(sets.iter().map(|set| ready(set)).sum()),
+        ready_replicas: positive(sum(ready)),
         available_replicas: positive(alive),
-        unavailable_replicas: positive(scale::total(sets) - alive),
-        terminating_replicas: sets.iter().map(|set| leaving(set)).sum(),
+        unavailable_replicas: positive(scale::total(sets).saturating_sub(alive)),
+        terminating_replicas: sets
+            .iter()
+            .try_fold(0_i32, |sum, set| Some(sum.saturating_add(leaving(set)?))),
         collision_count: before.collision_count,
         conditions: before.conditions,
     };
-    let enough = alive >= replicas(deployment) - scale::max_unavailable(deployment);
+    let enough = alive >= replicas(deployment).saturating_sub(scale::max_unavailable(deployment));
     let available = if enough {
         condition(
             "Available",

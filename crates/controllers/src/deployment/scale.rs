@@ -105,28 +105,37 @@ pub(super) fn shrunk(
     new: &ReplicaSet,
     old: &[Arc<ReplicaSet>],
 ) -> Vec<(Arc<ReplicaSet>, i32)> {
-    let needed = replicas(deployment) - max_unavailable(deployment);
-    let missing_new = size(new) - available(new);
-    let mut budget = total(old) + size(new) - needed - missing_new;
+    // Sizes may be near the maximum of 32 bits, so that their sums are larger.
+    let needed = i64::from(replicas(deployment)) - i64::from(max_unavailable(deployment));
+    let sizes = old.iter().map(|set| i64::from(size(set)));
+    let mut budget = sizes.sum::<i64>() + i64::from(available(new)) - needed;
     let mut sizes: Vec<_> = old.iter().map(|set| (set.clone(), size(set))).collect();
     sizes.sort_by_key(|(set, _)| created(set));
     if budget <= 0 {
         return Vec::new();
     }
     for (set, next) in &mut sizes {
-        let cut = (*next - available(set)).clamp(0, budget.max(0));
-        *next -= cut;
-        budget -= cut;
+        take(
+            next,
+            i64::from(*next) - i64::from(available(set)),
+            &mut budget,
+        );
     }
-    let alive: i32 = old.iter().map(|set| available(set)).sum::<i32>() + available(new);
-    let mut spare = (alive - needed).max(0);
+    let alive = old.iter().map(|set| i64::from(available(set)));
+    let mut spare = alive.sum::<i64>() + i64::from(available(new)) - needed;
     for (_, next) in &mut sizes {
-        let cut = (*next).min(spare);
-        *next -= cut;
-        spare -= cut;
+        take(next, i64::from(*next), &mut spare);
     }
     sizes.retain(|(set, next)| size(set) != *next);
     sizes
+}
+
+/// Reduces a size by up to `most`, and the budget by the same.
+fn take(size: &mut i32, most: i64, budget: &mut i64) {
+    let cut = most.min(*budget).clamp(0, i64::from(*size));
+    // At most the size itself.
+    *size -= i32::try_from(cut).unwrap_or(*size);
+    *budget -= cut;
 }
 
 /// Sizes after the Deployment was scaled during a rollout: the change is distributed in proportion,
@@ -163,16 +172,17 @@ pub(super) fn proportional(
     } else {
         0
     };
-    let change = allowed - total(&active);
+    let sizes = active.iter().map(|set| i64::from(size(set)));
+    let change = i64::from(allowed) - sizes.sum::<i64>();
     if change < 0 {
         active.sort_by_key(|set| (Reverse(size(set)), created(set)));
     } else {
         active.sort_by_key(|set| (Reverse(size(set)), Reverse(created(set))));
     }
-    let mut given = 0;
+    let mut given = 0_i64;
     let mut sizes = Vec::new();
     for set in active {
-        let share = share(deployment, &set);
+        let share = i64::from(share(deployment, &set));
         let left = change - given;
         let part = if change > 0 {
             share.min(left)
@@ -181,13 +191,16 @@ pub(super) fn proportional(
         };
         let part = if change == 0 || left == 0 { 0 } else { part };
         given += part;
-        sizes.push((set.clone(), size(&set) + part));
+        let next = i64::from(size(&set)) + part;
+        sizes.push((set, next));
     }
     // The remainder of rounding goes to the largest.
     if let Some((_, largest)) = sizes.first_mut() {
         *largest = (*largest + change - given).max(0);
     }
-    sizes
+    let within = |next: i64| i32::try_from(next).unwrap_or(i32::MAX);
+    let sizes = sizes.into_iter();
+    sizes.map(|(set, next)| (set, within(next))).collect()
 }
 
 /// How much a ReplicaSet grows or shrinks to keep its proportion.
@@ -318,6 +331,19 @@ mod tests {
         );
         let (old, new) = (set("old", 1, 8, 8), set("new", 2, 5, 5));
         assert_eq!(render(shrunk(&rolling, &new, &[old])), ["old=3"]);
+    }
+
+    #[test]
+    fn sizes_whose_sum_exceeds_32_bits_are_computed() {
+        const MAX: i32 = i32::MAX;
+        let rolling = deployment(MAX, 0, 1);
+        let (old, new) = (set("old", 1, MAX, 0), set("new", 2, MAX, 5));
+        assert_eq!(render(shrunk(&rolling, &new, &[old])), ["old=2147483641"]);
+        let ready = (set("old", 1, MAX, MAX), set("new", 2, MAX, MAX));
+        assert_eq!(render(shrunk(&rolling, &ready.1, &[ready.0])), ["old=0"]);
+        let (old, new) = (set("old", 1, MAX, 0), set("new", 2, MAX, 0));
+        let sizes = proportional(&deployment(MAX, 1, 0), Some(&new), &[old]);
+        assert_eq!(render(sizes), ["old=0", "new=2147483647"]);
     }
 
     #[test]

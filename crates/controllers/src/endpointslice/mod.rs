@@ -25,6 +25,7 @@ use crate::{
 };
 use kube::{Resource, api::ObjectMeta};
 use pack::{Change, pack};
+use topology::Shares;
 use trigger::{TriggerTimes, annotate_changes};
 use view::{Group, MANAGED_BY, SERVICE_NAME, desired};
 
@@ -42,6 +43,8 @@ struct Slices {
     recorder: Recorder,
     /// Services with topology hints, which are reconciled when a node changes.
     by_topology: Mutex<BTreeSet<Key>>,
+    /// The proportions of zones, which all Services with topology hints share.
+    shares: Mutex<topology::Known>,
     trigger_times: TriggerTimes,
     metrics: Metrics,
 }
@@ -55,6 +58,7 @@ pub fn start(shared: &Arc<Shared>) {
         slices: shared.writer(ACCOUNT),
         recorder: shared.recorder(ACCOUNT, "endpoint-slice-controller"),
         by_topology: Mutex::default(),
+        shares: Mutex::default(),
         trigger_times: TriggerTimes::default(),
         metrics: shared.metrics.clone(),
     });
@@ -68,7 +72,10 @@ pub fn start(shared: &Arc<Shared>) {
         .watches_with(
             &controller.nodes,
             move |event| match topology::concerns_shares(event) {
-                true => hinted.by_topology.lock().iter().cloned().collect(),
+                true => {
+                    hinted.shares.lock().forget();
+                    hinted.by_topology.lock().iter().cloned().collect()
+                }
                 false => Vec::new(),
             },
         )
@@ -146,6 +153,17 @@ impl Slices {
         }
     }
 
+    /// The proportions of zones: all nodes are decoded only after a change of one that matters.
+    fn shares(&self) -> Option<Arc<Shares>> {
+        let seen = self.shares.lock().clone();
+        if let Some(shares) = seen.shares {
+            return shares;
+        }
+        let shares = topology::shares(&self.nodes.list()).map(Arc::new);
+        self.shares.lock().keep(seen.changes, shares.clone());
+        shares
+    }
+
     /// Hints for zones, where the Service asks for them by its annotation.
     fn hint(
         &self,
@@ -160,7 +178,7 @@ impl Slices {
             false => self.by_topology.lock().remove(key),
         };
         let near = |service: &Service| service.spec.as_ref()?.traffic_distribution.clone();
-        let shares = enabled.then(|| topology::shares(&self.nodes.list()));
+        let shares = enabled.then(|| self.shares());
         let families: BTreeSet<String> = groups.iter().map(|group| group.family.clone()).collect();
         for family in families {
             let known = topology::known_hints(existing, &family);
@@ -169,7 +187,7 @@ impl Slices {
                     let of_family = groups.iter_mut().filter(|group| group.family == family);
                     let mut endpoints: Vec<_> =
                         of_family.flat_map(|group| &mut group.endpoints).collect();
-                    topology::hint(&mut endpoints, shares.as_ref(), &known)
+                    topology::hint(&mut endpoints, shares.as_deref(), &known)
                 }
                 // The annotation was removed.
                 None if !known.is_empty() && near(service).is_none() => {

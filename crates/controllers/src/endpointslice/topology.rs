@@ -36,6 +36,30 @@ const NO_ZONE: &str = "One or more endpoints do not have a zone specified";
 /// Each zone's fraction of all CPUs.
 pub(super) type Shares = BTreeMap<String, f64>;
 
+/// The proportions of zones, as long as no node changes them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Known {
+    /// `None` if they must be computed.
+    pub(super) shares: Option<Option<Arc<Shares>>>,
+    /// How often nodes changed them.
+    pub(super) changes: u64,
+}
+
+impl Known {
+    /// A node has changed them.
+    pub(super) fn forget(&mut self) {
+        self.shares = None;
+        self.changes += 1;
+    }
+
+    /// Keeps what was computed after this number of changes, unless there was another one meanwhile.
+    pub(super) fn keep(&mut self, changes: u64, shares: Option<Arc<Shares>>) {
+        if self.changes == changes {
+            self.shares = Some(shares);
+        }
+    }
+}
+
 /// Whether a Service has the annotation.
 pub(super) fn is_enabled(service: &Service) -> bool {
     let annotations = service.metadata.annotations.as_ref();
@@ -364,5 +388,19 @@ mod tests {
             let service: Service = serde_json::from_value(service).unwrap();
             assert_eq!(is_enabled(&service), expected, "{annotations}");
         }
+    }
+
+    #[test]
+    fn proportions_are_kept_until_a_node_changes_them() {
+        let mut known = Known::default();
+        known.keep(0, None);
+        assert!(known.shares.is_some());
+        known.forget();
+        assert!(known.shares.is_none());
+        // A node changed while they were computed.
+        known.keep(0, None);
+        assert!(known.shares.is_none());
+        known.keep(1, None);
+        assert!(known.shares.is_some());
     }
 }

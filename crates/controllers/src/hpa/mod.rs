@@ -44,7 +44,7 @@ use self::{
 use crate::{
     discovery::Resource,
     scaletargets::{self, Targets},
-    shared::Shared,
+    shared::{Shared, labelled_in},
 };
 
 /// The name in [`crate::ALL`].
@@ -474,10 +474,13 @@ impl Look<'_> {
             }
         };
         let namespace = &self.key.namespace;
-        let pods = self
-            .controller
-            .pods
-            .select_in(namespace, |pod| selector.matches(|label| pod.label(label)));
+        let required = selector.requirements().iter().filter_map(|requirement| {
+            let value = selector.exact(&requirement.key)?;
+            Some((requirement.key.as_str(), value))
+        });
+        let pods = labelled_in(&self.controller.pods, namespace, required, |pod| {
+            selector.matches(|label| pod.label(label))
+        });
         if let Some(memory) = self.controller.memory.lock().get_mut(self.key) {
             memory.selector = Some(selector.clone());
         }

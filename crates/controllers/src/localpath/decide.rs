@@ -1,6 +1,6 @@
 //! The provisioner's decisions about claims and volumes. Pure.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{NODE_ROOT, PROVISIONER, cleaning::Site};
 use k8s_openapi::{
@@ -289,28 +289,43 @@ pub(crate) enum Deletion {
     Refuse(String),
 }
 
-/// Decides about a volume that is to be deleted.
-pub(crate) fn deletion<'a>(
+/// The node with the data of a volume.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum DataNode<'a> {
+    Named(&'a str),
+    /// By its hostname, for volumes of earlier versions.
+    OfHost(&'a str),
+}
+
+impl DataNode<'_> {
+    pub(crate) fn is(self, node: &Node) -> bool {
+        match self {
+            Self::Named(name) => node.metadata.name.as_deref() == Some(name),
+            Self::OfHost(host) => hostname(node) == host,
+        }
+    }
+}
+
+/// Decides about a volume that is to be deleted. `find` looks up its node.
+pub(crate) fn deletion(
     volume: &PersistentVolume,
-    mut nodes: impl Iterator<Item = &'a Node>,
+    find: impl FnOnce(DataNode) -> Option<Arc<Node>>,
 ) -> Deletion {
     let name = volume.metadata.name.as_deref().unwrap_or_default();
     let Some(path) = local_path(volume).filter(|_| is_volume_name(name)) else {
         return Deletion::Refuse(format!("volume {name:?} was not made by {PROVISIONER}"));
     };
     // Volumes of earlier versions have no annotation.
-    let by_name = annotation(&volume.metadata, DATA_NODE);
-    let Some(host) = by_name.or_else(|| volume_host(volume)) else {
+    let by_name = annotation(&volume.metadata, DATA_NODE).map(DataNode::Named);
+    let by_host = || volume_host(volume).map(DataNode::OfHost);
+    let Some(place) = by_name.or_else(by_host) else {
         return Deletion::Refuse(format!("volume {name:?} names no node"));
     };
-    let holds_data = |node: &&Node| match by_name {
-        Some(name) => node.metadata.name.as_deref() == Some(name),
-        None => hostname(node) == host,
-    };
-    let Some(node) = nodes.find(holds_data) else {
+    let (DataNode::Named(host) | DataNode::OfHost(host)) = place;
+    let Some(node) = find(place) else {
         return Deletion::Forget;
     };
-    let Some(root) = root(node) else {
+    let Some(root) = root(&node) else {
         return Deletion::Refuse(format!("node {host:?} has no annotation {NODE_ROOT}"));
     };
     if path != format!("{root}/{name}") {
@@ -554,7 +569,7 @@ mod tests {
     #[test]
     fn data_is_removed_only_where_this_provisioner_puts_it() {
         let node = node();
-        let decide = |volume: &PersistentVolume| deletion(volume, [&node].into_iter());
+        let decide = |volume: &PersistentVolume| deletion(volume, among(&[&node]));
         let Deletion::Clean(site) = decide(&released(|_| {})) else {
             panic!();
         };
@@ -575,8 +590,12 @@ mod tests {
                 "{value}: {refused:?}"
             );
         }
-        let nodes = std::iter::empty();
-        assert_eq!(deletion(&released(|_| {}), nodes), Deletion::Forget);
+        assert_eq!(deletion(&released(|_| {}), among(&[])), Deletion::Forget);
+    }
+
+    fn among(nodes: &[&Node]) -> impl Fn(DataNode) -> Option<Arc<Node>> {
+        let nodes: Vec<Arc<Node>> = nodes.iter().map(|node| Arc::new((*node).clone())).collect();
+        move |place| nodes.iter().find(|node| place.is(node)).cloned()
     }
 
     #[test]
@@ -587,7 +606,7 @@ mod tests {
         let labels = renamed.metadata.labels.get_or_insert_default();
         labels.insert(HOSTNAME.to_owned(), "elsewhere".to_owned());
         let cleaned_on = |volume: &PersistentVolume, nodes: &[&Node]| {
-            let Deletion::Clean(site) = deletion(volume, nodes.iter().copied()) else {
+            let Deletion::Clean(site) = deletion(volume, among(nodes)) else {
                 panic!();
             };
             site.node
@@ -595,7 +614,7 @@ mod tests {
         let volume = released(|_| {});
         assert_eq!(cleaned_on(&volume, &[&rogue, &node()]), "n1");
         assert_eq!(cleaned_on(&volume, &[&rogue, &renamed]), "n1");
-        let gone = deletion(&volume, [&rogue].into_iter());
+        let gone = deletion(&volume, among(&[&rogue]));
         assert_eq!(gone, Deletion::Forget);
         let of_earlier_version = released(|volume| {
             let annotations = volume["metadata"]["annotations"].as_object_mut();

@@ -29,7 +29,8 @@ use crate::{
 };
 use cleaning::{Failures, Site};
 use decide::{
-    Deletion, Provision, is_ours, is_still_to_delete, is_to_delete, is_to_release, wants_to_grow,
+    DataNode, Deletion, Provision, is_ours, is_still_to_delete, is_to_delete, is_to_release,
+    wants_to_grow,
 };
 
 /// The name in [`crate::ALL`].
@@ -232,9 +233,15 @@ impl Provisioner {
         Ok(Action::Done)
     }
 
+    fn deletion(&self, volume: &PersistentVolume) -> Deletion {
+        decide::deletion(volume, |place| match place {
+            DataNode::Named(name) => self.nodes.get("", name),
+            DataNode::OfHost(_) => self.nodes.list().into_iter().find(|node| place.is(node)),
+        })
+    }
+
     async fn delete(&self, volume: &PersistentVolume) -> Result<Action, Error> {
-        let nodes = self.nodes.list();
-        match decide::deletion(volume, nodes.iter().map(AsRef::as_ref)) {
+        match self.deletion(volume) {
             Deletion::Forget => self.forget(volume).await,
             Deletion::Clean(site) => self.clean(volume, &site).await,
             Deletion::Refuse(why) => {
@@ -290,8 +297,7 @@ impl Provisioner {
     /// A volume that is not to be deleted, or no longer: a cleanup pod that has not ended, such as on a node that is
     /// away, must not remove its data.
     async fn keep(&self, volume: &PersistentVolume) -> Result<Action, Error> {
-        let nodes = self.nodes.list();
-        if let Deletion::Clean(site) = decide::deletion(volume, nodes.iter().map(AsRef::as_ref)) {
+        if let Deletion::Clean(site) = self.deletion(volume) {
             let pod = self.pods.cache().get(NAMESPACE, &site.pod_name());
             if let Some(pod) = pod.filter(|pod| cleaning::will_remove(pod, volume)) {
                 self.pods.delete(&pod).await?;
@@ -307,10 +313,9 @@ impl Provisioner {
         if let Some(left) = self.failures.lock().wait(site, self.clock.now()) {
             return Ok(Action::After(left));
         }
-        let (volumes, nodes) = (self.volumes.cache().list(), self.nodes.list());
+        let volumes = self.volumes.cache().list();
         let is_there = |volume: &&PersistentVolume| {
-            let nodes = nodes.iter().map(AsRef::as_ref);
-            is_to_delete(volume) && decide::deletion(volume, nodes) == Deletion::Clean(site.clone())
+            is_to_delete(volume) && self.deletion(volume) == Deletion::Clean(site.clone())
         };
         let there = volumes.iter().map(AsRef::as_ref).filter(is_there).collect();
         let batch = self.failures.lock().batch(there);

@@ -229,7 +229,10 @@ impl Run {
         };
         let name = volume.metadata.name.clone().unwrap();
         if local_path::is_to_delete(&volume) {
-            let deletion = local_path::deletion(&volume, self.nodes.iter());
+            let deletion = local_path::deletion(&volume, |place| {
+                let node = self.nodes.iter().find(|node| place.is(node));
+                node.cloned().map(Arc::new)
+            });
             assert!(matches!(deletion, Deletion::Clean(_)), "{deletion:?}");
             let current = self.world.volumes.get(&name);
             if local_path::is_still_to_delete(&volume, current.map(AsRef::as_ref)) {
