@@ -29,7 +29,11 @@ fn words(document: &Value, operation: &Value) -> Option<String> {
         return Some(format!("{kind} operation failed to decode path: {MISSING}"));
     };
     if let "move" | "copy" = kind {
-        let from = operation["from"].as_str()?;
+        let Some(from) = operation["from"].as_str() else {
+            return Some(format!(
+                "{kind} operation failed to decode from: operation, missing from field: {MISSING}"
+            ));
+        };
         let Some((container, key)) = find(document, from) else {
             return Some(format!(
                 "{kind} operation does not apply: doc is missing from path: {from}: {MISSING}"

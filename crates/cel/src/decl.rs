@@ -110,7 +110,11 @@ impl Decl {
             {
                 value.resolve(rest)
             }
-            (DeclKind::Object { fields, .. }, name) => fields.get(name)?.decl.resolve(rest),
+            (DeclKind::Object { fields, .. }, name) => {
+                let field = fields.get(name);
+                let field = field.or_else(|| fields.get(&*escape_keyword(name)?));
+                field?.decl.resolve(rest)
+            }
             _ => None,
         }
     }
@@ -161,8 +165,8 @@ pub fn escape(property: &str) -> Option<String> {
     if property.is_empty() || property.as_bytes()[0].is_ascii_digit() {
         return None;
     }
-    if KEYWORDS.contains(&property) {
-        return Some(format!("__{property}__"));
+    if let Some(escaped) = escape_keyword(property) {
+        return Some(escaped);
     }
     let mut name = String::with_capacity(property.len());
     let mut rest = property;
@@ -183,6 +187,12 @@ pub fn escape(property: &str) -> Option<String> {
         rest = &rest[c.len_utf8()..];
     }
     Some(name)
+}
+
+/// The escaped name of a property that is a reserved word.
+pub(crate) fn escape_keyword(property: &str) -> Option<String> {
+    let is_keyword = KEYWORDS.contains(&property);
+    is_keyword.then(|| format!("__{property}__"))
 }
 
 /// The property of an escaped name; `None` if it has an invalid escape sequence.

@@ -4,7 +4,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{
-    decl::{Decl, DeclKind, Field},
+    decl::{Decl, DeclKind, Field, escape_keyword},
     functions::{self, ESCAPE_KEY, Function},
     types::Type,
 };
@@ -199,7 +199,12 @@ impl Env {
             };
         }
         match &self.objects.get(object)?.kind {
-            DeclKind::Object { fields, .. } => Some(fields.get(field)?.decl.cel_type()),
+            DeclKind::Object { fields, .. } => {
+                // Reserved words need no escape in a selection.
+                let found = fields.get(field);
+                let found = found.or_else(|| fields.get(&*escape_keyword(field)?));
+                Some(found?.decl.cel_type())
+            }
             _ => None,
         }
     }

@@ -50,6 +50,33 @@ fn transition(
     }
 }
 
+#[test]
+fn reserved_words_are_selected_with_and_without_escape() {
+    let kind = fields_of(
+        "selfType",
+        [
+            field("namespace", DeclKind::String),
+            field("a__b", DeclKind::String),
+        ],
+    );
+    let object = json::json!({"namespace": "n", "a__b": "x"});
+    for text in [
+        "self.namespace == 'n'",
+        "self.__namespace__ == 'n'",
+        "has(self.namespace) && self.?namespace.hasValue()",
+        "self.a__underscores__b == 'x'",
+    ] {
+        assert_eq!(
+            transition(&kind, text, &object, &object),
+            Ok(true),
+            "{text}"
+        );
+    }
+    let decl = Arc::new(Decl::new(kind, u64::MAX));
+    let env = Env::new().declared("self", decl);
+    assert!(compile(&env, "self.a__b == 'x'").is_err());
+}
+
 /// As upstream's `unstructuredMap.Equal`.
 #[test]
 fn objects_with_a_schema_are_equal_if_their_fields_are() {

@@ -16,6 +16,7 @@ mod forms;
 mod index;
 mod mutating;
 mod mutating_plugin;
+mod native;
 mod params;
 mod source;
 mod spec;

@@ -17,6 +17,7 @@ use super::{
         patch_error::describe,
     },
     expression::{Compiler, Expression, Output, Uses, uses},
+    native,
     variables::{BUDGET, EXHAUSTED, Exhausted, Limits, Run, Variables},
 };
 
@@ -134,13 +135,28 @@ fn apply_configuration(value: &Cel<'_>, live: &Object, root: Root<'_>) -> Result
         ));
     }
     // Converted first, because that is bounded in size: values may contain others many times.
-    let config = value.to_json().map_err(|error| error.message)?;
+    bounded(value)?;
     check_types(value)?;
+    let config = native::configuration(value)?;
     let mut config = config.as_object().cloned().unwrap_or_default();
+    if tree::get(&config, "metadata")
+        .get("managedFields")
+        .is_some()
+    {
+        return Err("error applying patch: invalid ApplyConfiguration: may not mutate atomic arrays, maps or structs: .metadata.managedFields".to_owned());
+    }
     keep_type(live, &mut config);
     apply::merged(root, live, &config)
         .map(Mutated::Merged)
         .map_err(|why| format!("error applying patch: {why}"))
+}
+
+/// Rejects values that are too large.
+fn bounded(value: &Cel<'_>) -> Result<(), String> {
+    match value.to_json() {
+        Err(error) if error.fatal => Err(error.message),
+        _ => Ok(()),
+    }
 }
 
 /// A mutation cannot change apiVersion and kind.
@@ -200,8 +216,11 @@ fn operation(item: &Cel<'_>) -> Result<Value, String> {
         if object_type(&value).is_some() {
             check_types(&value)?;
         }
-        let value = value.to_json().map_err(|error| {
-            format!("JSONPath valueExpression evaluated to a type that could not marshal to JSON: {error}")
+        bounded(&value)?;
+        let value = native::patch_value(&value).map_err(|why| {
+            format!(
+                "JSONPath valueExpression evaluated to a type that could not marshal to JSON: {why}"
+            )
         })?;
         operation.insert("value".to_owned(), value);
     }

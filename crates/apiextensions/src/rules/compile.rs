@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use cel::{Decl, Env, Program, Type, compile, cost::estimate::estimate};
+use cel::{Decl, DeclKind, Env, Program, Type, compile, cost::estimate::estimate};
 use machinery::Value;
 
 use super::declare::{Declared, declare, is_embedded};
@@ -109,6 +109,38 @@ fn mentions_rules(schema: &Value) -> bool {
             })
 }
 
+/// A field path in the form of its schema: `.m['k']` for the key of a map and `.a.b` for a property, however it was written.
+fn by_schema(path: &str, decl: Option<&Arc<Decl>>) -> String {
+    let (mut normal, mut rest, mut decl) = (String::new(), path, decl.cloned());
+    while !rest.is_empty() {
+        let (name, after) = match rest.strip_prefix("['") {
+            Some(after) => after.split_once("']").unwrap_or((after, "")),
+            None => {
+                let after = rest.strip_prefix('.').unwrap_or(rest);
+                after.split_at(after.find(['.', '[']).unwrap_or(after.len()))
+            }
+        };
+        let (is_key, below) = match decl.as_deref().map(|decl| &decl.kind) {
+            Some(DeclKind::Map { value, .. }) => (true, Some(value.clone())),
+            Some(DeclKind::Object { fields, .. }) => {
+                let mut fields = fields.values();
+                let field = fields.find(|field| &*field.json == name);
+                (
+                    name.contains(['.', '[']),
+                    field.map(|field| field.decl.clone()),
+                )
+            }
+            _ => (rest.starts_with('['), None),
+        };
+        normal.push_str(&match is_key {
+            true => format!("['{name}']"),
+            false => format!(".{name}"),
+        });
+        (rest, decl) = (after, below);
+    }
+    normal
+}
+
 impl Rule {
     pub(super) fn read(rule: &Value, decl: Option<&Arc<Decl>>) -> Self {
         let text = |key: &str| rule[key].as_str().unwrap_or_default();
@@ -128,7 +160,7 @@ impl Rule {
             rule: text("rule").trim().to_owned(),
             message: text("message").trim().to_owned(),
             reason: given("reason").map(str::to_owned),
-            field_path: given("fieldPath").map(str::to_owned),
+            field_path: given("fieldPath").map(|path| by_schema(path, decl)),
             optional_old_self,
         }
     }
@@ -176,4 +208,43 @@ fn compile_one(
         max_cost: estimate(&env, &checked).max,
         program: Program::new(&env, &checked).map_err(failed)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use cel::Field;
+
+    use super::*;
+
+    #[test]
+    fn field_paths_have_the_form_of_their_schema() {
+        let decl = |kind| Arc::new(Decl::new(kind, u64::MAX));
+        let object = |name: &str, fields: Vec<(&str, Arc<Decl>)>| {
+            let fields = fields.into_iter().map(|(json, decl)| {
+                let json: Arc<str> = json.into();
+                (json.clone(), Field { json, decl })
+            });
+            let (name, fields) = (name.into(), fields.collect());
+            decl(DeclKind::Object { name, fields })
+        };
+        let text = || decl(DeclKind::String);
+        let root = object(
+            "selfType",
+            vec![
+                ("a", object("selfType.a", vec![("b", text())])),
+                ("m", decl(DeclKind::map(text()))),
+            ],
+        );
+        for (given, expected) in [
+            (".a.b", ".a.b"),
+            (".a['b']", ".a.b"),
+            ("['a']", ".a"),
+            (".m.k", ".m['k']"),
+            (".m['k.l']", ".m['k.l']"),
+            ("", ""),
+        ] {
+            assert_eq!(by_schema(given, Some(&root)), expected);
+        }
+        assert_eq!(by_schema(".m['k'].x", None), ".m['k'].x");
+    }
 }

@@ -137,7 +137,7 @@ impl Walk<'_> {
         if items.is_object() {
             let path = place.path.child("items");
             let keyed = schema["x-kubernetes-list-type"] == "map";
-            let uncorrelatable = place.uncorrelatable.or((!keyed).then_some(&path));
+            let uncorrelatable = place.uncorrelatable.or((!keyed).then_some(place.path));
             self.schema(
                 items,
                 &SchemaPosition::below(&path, cardinality, uncorrelatable),

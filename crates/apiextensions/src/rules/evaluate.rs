@@ -211,7 +211,11 @@ impl Run<'_> {
             },
             _ => None,
         };
+        let is_duplicate = rule.reason.as_deref() == Some("FieldValueDuplicate");
+        // As upstream: duplicates have no message.
+        let detail = detail.filter(|_| !is_duplicate);
         let detail = detail.unwrap_or_else(|| match rule.message.is_empty() {
+            _ if is_duplicate => String::new(),
             true => format!("failed rule: {}", rule.rule),
             false => rule.message.clone(),
         });
