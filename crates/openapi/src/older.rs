@@ -1,8 +1,10 @@
-//! The OpenAPI v2 document in pieces: built-in kinds and aggregated servers are one, each custom
-//! resource is another. When a definition changes, only its own piece is made again.
+//! The OpenAPI v2 document in pieces: built-in kinds and aggregated servers are one, and some custom
+//! resources each are another: compressed together they are much smaller, since they are alike. When a definition changes,
+//! only the piece that it is in is made again.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
+    hash::{DefaultHasher, Hash, Hasher},
     sync::{Arc, Weak},
 };
 
@@ -18,13 +20,16 @@ use super::{
 };
 use registry::{Resource, Table};
 
-/// The minimum number of resources for a separate thread.
-const LEAST_SHARE: usize = 32;
+/// The average number of custom resources in a piece, and the maximum.
+const USUAL: u64 = 16;
+const MOST: usize = 64;
+/// The minimum number of pieces for a separate thread.
+const LEAST_SHARE: usize = 2;
 
 /// The inputs of the document, by which its pieces are found.
 pub(super) struct Sources {
-    /// Custom resources served here, sorted by name.
-    custom: Vec<Arc<Resource>>,
+    /// Custom resources served here, sorted by name, as they are together in pieces.
+    custom: Vec<Vec<Arc<Resource>>>,
     /// The hashes of aggregated servers' documents.
     with: Vec<String>,
 }
@@ -42,6 +47,7 @@ impl Sources {
             one.cmp(&(&other.group, &other.plural, &other.version))
         });
         let with = remote.iter().map(|one| one.hash.clone()).collect();
+        let custom = in_pieces(custom);
         Self { custom, with }
     }
 
@@ -53,17 +59,43 @@ impl Sources {
             hash.update((with.len() as u64).to_le_bytes());
             hash.update(with);
         }
-        let kinds = self.custom.iter().filter_map(|one| one.definition.as_ref());
+        let all = self.custom.iter().flatten();
+        let kinds = all.filter_map(|one| one.definition.as_ref());
         kinds.for_each(|kind| hash.update(kind.published()));
         hex(&hash.finalize())
     }
+}
+
+/// Divides sorted resources. Where a piece begins depends on names only, so that a new or removed definition changes one
+/// piece, or two.
+fn in_pieces(sorted: Vec<Arc<Resource>>) -> Vec<Vec<Arc<Resource>>> {
+    let mut pieces: Vec<Vec<Arc<Resource>>> = Vec::new();
+    for resource in sorted {
+        let is_first = |one: &Arc<Resource>| {
+            let mut hash = DefaultHasher::new();
+            (&one.group, &one.plural).hash(&mut hash);
+            hash.finish().is_multiple_of(USUAL)
+        };
+        match pieces.last_mut() {
+            Some(piece) if is_same_definition(piece, &resource) => piece.push(resource),
+            Some(piece) if piece.len() < MOST && !is_first(&resource) => piece.push(resource),
+            _ => pieces.push(vec![resource]),
+        }
+    }
+    pieces
+}
+
+/// Whether the last resource of a piece is another version of the same definition.
+fn is_same_definition(piece: &[Arc<Resource>], resource: &Resource) -> bool {
+    let last = piece.last();
+    last.is_some_and(|last| last.group == resource.group && last.plural == resource.plural)
 }
 
 /// The pieces in one encoding.
 #[derive(Default)]
 pub(super) struct Pieces {
     base: Option<Arc<Base>>,
-    /// By the resource's address, which is not reused while the piece refers to it.
+    /// By the address of the first resource, which is not reused while the piece refers to it.
     custom: HashMap<usize, Piece>,
 }
 
@@ -79,25 +111,27 @@ pub(super) struct Base {
     end: Segment,
 }
 
-/// The piece of one custom resource.
+/// The piece of some custom resources.
 struct Piece {
-    of: Weak<Resource>,
-    name: String,
-    /// Whether its definitions are left out, because the base has others of the same names.
-    is_hidden: bool,
+    of: Vec<Weak<Resource>>,
+    /// Those whose definitions are left out, because the base has others of the same names.
+    hidden: HashSet<usize>,
     /// Protobuf uses only the first.
     paths: Segment,
     definitions: Segment,
 }
 
-fn address(resource: &Arc<Resource>) -> usize {
-    Arc::as_ptr(resource) as usize
+fn address(of: &[Arc<Resource>]) -> usize {
+    of.first().map_or(0, |first| Arc::as_ptr(first) as usize)
 }
 
 impl Pieces {
-    fn piece(&self, resource: &Arc<Resource>) -> Option<&Piece> {
-        let piece = self.custom.get(&address(resource))?;
-        std::ptr::eq(piece.of.as_ptr(), Arc::as_ptr(resource)).then_some(piece)
+    fn piece(&self, of: &[Arc<Resource>]) -> Option<&Piece> {
+        let piece = self.custom.get(&address(of))?;
+        let mut pairs = piece.of.iter().zip(of);
+        let is_same = piece.of.len() == of.len()
+            && pairs.all(|(one, other)| std::ptr::eq(one.as_ptr(), Arc::as_ptr(other)));
+        is_same.then_some(piece)
     }
 
     fn base(&self, sources: &Sources) -> Option<&Arc<Base>> {
@@ -123,7 +157,11 @@ impl Pieces {
     pub(super) fn take(&mut self, made: Made) {
         let base = &made.base;
         self.custom.retain(|_, piece| {
-            piece.of.strong_count() > 0 && piece.is_hidden == base.definitions.contains(&piece.name)
+            let mut members = piece.of.iter().enumerate();
+            members.all(|(at, one)| {
+                let one = one.upgrade();
+                one.is_some_and(|one| piece.hidden.contains(&at) == base.has(&one))
+            })
         });
         self.base = Some(made.base);
         self.custom.extend(made.custom);
@@ -132,7 +170,7 @@ impl Pieces {
     /// The missing pieces of a document.
     pub(super) fn missing(&self, sources: &Sources) -> Missing {
         let base = self.base(sources).cloned();
-        let lacks = |one: &&Arc<Resource>| base.is_some() && self.piece(one).is_none();
+        let lacks = |of: &&Vec<Arc<Resource>>| base.is_some() && self.piece(of).is_none();
         let custom = sources.custom.iter().filter(lacks).cloned().collect();
         Missing {
             base,
@@ -145,7 +183,7 @@ impl Pieces {
 /// The missing pieces; without a base, only the base.
 pub(super) struct Missing {
     base: Option<Arc<Base>>,
-    custom: Vec<Arc<Resource>>,
+    custom: Vec<Vec<Arc<Resource>>>,
     with: Vec<String>,
 }
 
@@ -160,11 +198,12 @@ impl Missing {
         let base = self
             .base
             .unwrap_or_else(|| Arc::new(Base::make(maker, remote, self.with, form)));
-        let pieces = |resources: &[Arc<Resource>]| -> Vec<(usize, Piece)> {
-            let mut schemas = Parsed::default();
-            let pieces = resources.iter().map(|resource| {
-                let parts = maker.custom_v2(resource, &mut schemas, &base.parameters);
-                (address(resource), Piece::new(resource, parts, &base, form))
+        let pieces = |of: &[Vec<Arc<Resource>>]| -> Vec<(usize, Piece)> {
+            let pieces = of.iter().map(|of| {
+                let mut schemas = Parsed::default();
+                let parts =
+                    |one: &Arc<Resource>| maker.custom_v2(one, &mut schemas, &base.parameters);
+                (address(of), Piece::new(of, parts, &base, form))
             });
             pieces.collect()
         };
@@ -173,19 +212,19 @@ impl Missing {
     }
 }
 
-/// Makes pieces of many resources on all processors, of few on this thread.
+/// Makes many pieces on all processors, few on this thread.
 fn side_by_side<R: Send>(
-    resources: &[Arc<Resource>],
-    pieces: impl Fn(&[Arc<Resource>]) -> Vec<R> + Sync,
+    all: &[Vec<Arc<Resource>>],
+    pieces: impl Fn(&[Vec<Arc<Resource>>]) -> Vec<R> + Sync,
 ) -> Vec<R> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let share = resources.len().div_ceil(threads).max(LEAST_SHARE);
-    if resources.len() <= share {
-        return pieces(resources);
+    let share = all.len().div_ceil(threads).max(LEAST_SHARE);
+    if all.len() <= share {
+        return pieces(all);
     }
     std::thread::scope(|scope| {
         let pieces = &pieces;
-        let spawned = resources.chunks(share).map(|part| {
+        let spawned = all.chunks(share).map(|part| {
             let work = scope.spawn(move || pieces(part));
             (part, work)
         });
@@ -199,6 +238,11 @@ fn side_by_side<R: Send>(
 }
 
 impl Base {
+    /// Whether it has a definition of the same name.
+    fn has(&self, resource: &Resource) -> bool {
+        self.definitions.contains(&custom::name(resource))
+    }
+
     fn make(maker: &Maker<'_>, remote: &[Remote], with: Vec<String>, form: Form) -> Self {
         let mut whole = maker.v2();
         remote::merge(&mut whole, remote);
@@ -245,32 +289,38 @@ fn inner(object: &Value) -> String {
 }
 
 impl Piece {
+    /// `parts` makes the paths and the definitions of a resource.
     fn new(
-        resource: &Arc<Resource>,
-        (paths, mut definitions): (Object, Object),
+        of: &[Arc<Resource>],
+        mut parts: impl FnMut(&Arc<Resource>) -> (Object, Object),
         base: &Base,
         form: Form,
     ) -> Self {
-        let name = custom::name(resource);
-        let is_hidden = base.definitions.contains(&name);
-        definitions.retain(|name, _| !base.definitions.contains(name.as_str()));
-        let (paths, definitions) = match form {
-            // Concatenated protobuf messages are merged.
-            Form::Protobuf => {
-                let part = json!({"paths": paths, "definitions": definitions});
-                (gnostic::v2(&part), Vec::new())
+        let (mut all_paths, mut all_definitions) = (Vec::new(), Vec::new());
+        let mut hidden = HashSet::new();
+        for (at, resource) in of.iter().enumerate() {
+            let (paths, mut definitions) = parts(resource);
+            if base.has(resource) {
+                hidden.insert(at);
             }
-            Form::Json => {
-                let [paths, definitions] = [paths, definitions].map(added);
-                (paths, definitions)
+            definitions.retain(|name, _| !base.definitions.contains(name.as_str()));
+            match form {
+                // Concatenated protobuf messages are merged.
+                Form::Protobuf => {
+                    let part = json!({"paths": paths, "definitions": definitions});
+                    all_paths.extend(gnostic::v2(&part));
+                }
+                Form::Json => {
+                    all_paths.extend(added(paths));
+                    all_definitions.extend(added(definitions));
+                }
             }
-        };
+        }
         Self {
-            of: Arc::downgrade(resource),
-            name,
-            is_hidden,
-            paths: Segment::new(&paths),
-            definitions: Segment::new(&definitions),
+            of: of.iter().map(Arc::downgrade).collect(),
+            hidden,
+            paths: Segment::new(&all_paths),
+            definitions: Segment::new(&all_definitions),
         }
     }
 }
@@ -336,26 +386,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unchanged_definitions_are_not_rendered_again() {
+    async fn pieces_without_changed_definitions_are_not_rendered_again() {
         let (registry, documents) = (Registry::builtin(), Arc::default());
-        define(&registry, "example.com", "stays", "a");
-        define(&registry, "example.com", "changes", "before");
+        let changing = |field: &str| define(&registry, "example.com", "changes", field);
+        for number in 0..200 {
+            define(&registry, "example.com", &format!("stay{number}"), "a");
+        }
+        changing("before");
         let json = "application/json";
         let (first, _) = get(&registry, &documents, json).await;
         let pieces = |documents: &Documents| {
             let older = documents.older.lock();
             let pieces = older[Form::Json as usize].custom.values();
-            let pieces = pieces.map(|one| (one.name.clone(), one.definitions.clone()));
-            pieces.collect::<HashMap<_, _>>()
+            let pieces = pieces.map(|one| (one.of.len(), one.definitions.clone()));
+            pieces.collect::<Vec<_>>()
         };
         let before = pieces(&documents);
-        define(&registry, "example.com", "changes", "after");
+        changing("after");
         let (second, text) = get(&registry, &documents, json).await;
         assert_ne!(first, second);
         let after = pieces(&documents);
-        let is_same = |name: &str| after[name].is_same(&before[name]);
-        assert!(is_same("com.example.v1.STAYS") && !is_same("com.example.v1.CHANGES"));
-        assert_eq!(after.len(), 2, "the older one is forgotten");
+        let count = |pieces: &[(usize, Segment)]| {
+            let members: usize = pieces.iter().map(|(members, _)| members).sum();
+            (pieces.len(), members)
+        };
+        assert_eq!(count(&before), count(&after), "the older one is forgotten");
+        assert_eq!(count(&after).1, 201);
+        let is_kept = |new: &&(usize, Segment)| before.iter().any(|old| old.1.is_same(&new.1));
+        let kept = after.iter().filter(is_kept).count();
+        assert_eq!((kept + 1, after.len() > 5), (after.len(), true));
 
         let document: Value = machinery::json::from_slice(&text).unwrap();
         let properties = &document["definitions"]["com.example.v1.CHANGES"]["properties"];
@@ -397,5 +456,27 @@ mod tests {
         assert!(message.starts_with(b"\n\x032.0"));
         let name = b"com.example.v1.THINGS";
         assert!(message.windows(name.len()).any(|part| part == name));
+    }
+
+    #[test]
+    fn a_new_definition_changes_few_pieces_and_versions_stay_together() {
+        let registry = Registry::builtin();
+        for number in 0..300 {
+            define(&registry, "example.com", &format!("kind{number:03}"), "a");
+        }
+        let pieces = || Sources::new(&registry.kept_table(), &[]).custom;
+        let before = pieces();
+        assert!(before.iter().all(|piece| piece.len() <= MOST));
+        assert!((5..100).contains(&before.len()), "{}", before.len());
+        define(&registry, "example.com", "kind150b", "a");
+        let after = pieces();
+        let addresses = |pieces: &[Vec<Arc<Resource>>]| -> HashSet<Vec<usize>> {
+            let address = |one: &Arc<Resource>| Arc::as_ptr(one) as usize;
+            let of =
+                |piece: &Vec<Arc<Resource>>| -> Vec<usize> { piece.iter().map(address).collect() };
+            pieces.iter().map(of).collect()
+        };
+        let (old, new) = (addresses(&before), addresses(&after));
+        assert!(new.difference(&old).count() <= 2);
     }
 }

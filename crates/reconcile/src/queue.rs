@@ -20,7 +20,7 @@ use crate::metrics::{Meter, QueueMetrics, Working};
 /// The first retry delay; doubled up to the cap.
 const FIRST_RETRY: Duration = Duration::from_millis(5);
 const LAST_RETRY: Duration = Duration::from_secs(1000);
-/// At this many entries of `State::resting`, those whose rest period is over are removed.
+/// At this many entries of `State::resting`, those whose rest period is over are removed; later at twice as many as are left.
 const RESTING: usize = 1024;
 /// The maximum delay. Users can specify any number of seconds; without a maximum, the due time could overflow.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -40,8 +40,9 @@ struct State<T> {
     /// When each delayed key is due; heap entries that differ are stale.
     due: HashMap<T, Instant>,
     failures: HashMap<T, u32>,
-    /// The end of the rest period of processed keys. Past entries are removed at [`RESTING`] entries.
+    /// The end of the rest period of processed keys. Past entries are removed at `sweep_at` entries.
     resting: HashMap<T, Instant>,
+    sweep_at: usize,
 }
 
 struct Shared<T> {
@@ -144,6 +145,7 @@ impl<T: Item> Queue<T> {
             due: HashMap::new(),
             failures: HashMap::new(),
             resting: HashMap::new(),
+            sweep_at: RESTING,
         };
         let shared = Shared {
             state: Mutex::new(state),
@@ -307,8 +309,9 @@ impl<T: Item> State<T> {
         if rest.is_zero() {
             return;
         }
-        if self.resting.len() >= RESTING {
+        if self.resting.len() >= self.sweep_at {
             self.resting.retain(|_, until| *until > now);
+            self.sweep_at = RESTING.max(2 * self.resting.len());
         }
         self.resting.insert(key.clone(), now + rest);
     }
