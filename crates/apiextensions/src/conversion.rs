@@ -291,7 +291,16 @@ fn check_converted(
                 true => format!("returned invalid converted object at index {i}"),
                 false => "returned invalid object".to_owned(),
             };
-            let failed = |why: String| (FailureType::Object, format!("{what}: {why}"));
+            let failed = |why: String| {
+                // As upstream: only some checks have an index.
+                let is_of_type = why.starts_with("invalid ");
+                let at = if is_of_type && !is_list {
+                    " at index 0"
+                } else {
+                    ""
+                };
+                (FailureType::Object, format!("{what}{at}: {why}"))
+            };
             let Value::Object(mut converted) = converted else {
                 return Err(failed("not an object".to_owned()));
             };
@@ -428,11 +437,11 @@ mod tests {
         for (converted, why) in [
             (
                 json!({"apiVersion": "g/v1", "kind": "K", "metadata": meta}),
-                "returned invalid object: invalid groupVersion (expected g/v2, received g/v1)",
+                "returned invalid object at index 0: invalid groupVersion (expected g/v2, received g/v1)",
             ),
             (
                 json!({"apiVersion": "g/v2", "kind": "L", "metadata": meta}),
-                "returned invalid object: invalid kind (expected K, received L)",
+                "returned invalid object at index 0: invalid kind (expected K, received L)",
             ),
             (
                 json!({"apiVersion": "g/v2", "kind": "K", "metadata": {"name": "b", "uid": "u"}}),

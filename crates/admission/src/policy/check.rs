@@ -37,6 +37,14 @@ fn conditions_change(new: &Value, old: &Value) -> bool {
     changed("paramKind") || changed("matchConditions")
 }
 
+/// The error of an expression. As upstream, one that compiles but has no program is an internal error.
+pub(crate) fn refused(path: &Path, expression: &str, why: String) -> Error {
+    match why.starts_with("program instantiation failed") {
+        true => Error::internal(path, why),
+        false => Error::invalid(path, expression, why),
+    }
+}
+
 struct Checker {
     compiler: Compiler,
 }
@@ -56,7 +64,7 @@ impl Checker {
             if let Err(why) = self.compiler.compose(tree::text(&variable["name"]), text) {
                 let path = Path::new("spec.variables");
                 let path = path.index(i);
-                errors.push(Error::invalid(&path.child("expression"), text, why));
+                errors.push(refused(&path.child("expression"), text, why));
             }
         }
     }
@@ -71,7 +79,7 @@ impl Checker {
     ) {
         let expression = self.compiler.compile(text, output, authorizer);
         if let Err(why) = expression.compiled {
-            errors.push(Error::invalid(path, text, why));
+            errors.push(refused(path, text, why));
         }
     }
 
@@ -102,7 +110,7 @@ impl Checker {
                 .compiler
                 .compile(given.trim(), Output::TextOrNull, true);
             if let Err(why) = expression.compiled {
-                errors.push(Error::invalid(&at.child("valueExpression"), given, why));
+                errors.push(refused(&at.child("valueExpression"), given, why));
             }
         }
     }
@@ -222,5 +230,17 @@ mod tests {
         );
         let unknown = apply("variables.a");
         assert!(unknown[0].contains("undefined field 'a'"), "{unknown:?}");
+    }
+
+    #[test]
+    fn an_expression_without_a_program_is_an_internal_error() {
+        let spec = json!({"mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration":
+            {"expression": "Object{spec: Object.spec{replicas: int('x')}}"}}]});
+        assert_eq!(
+            said(true, spec, None),
+            [
+                "spec.mutations[0].applyConfiguration.expression: Internal error: program instantiation failed: type conversion error from 'string' to 'int'"
+            ]
+        );
     }
 }
