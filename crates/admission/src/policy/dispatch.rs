@@ -95,17 +95,18 @@ impl Pace {
         }
     }
 
-    /// Called between evaluations; an error once the request's deadline has passed.
-    pub(super) async fn rest(&mut self, effects: &Effects) -> Result<(), Status> {
-        if self.since.elapsed() < TURN {
-            return Ok(());
+    /// Called between evaluations; returns the time, or an error once the request's deadline has passed.
+    pub(super) async fn rest(&mut self, effects: &Effects) -> Result<Instant, Status> {
+        let now = Instant::now();
+        if now.duration_since(self.since) < TURN {
+            return Ok(now);
         }
         heavy::mark().await;
         tokio::task::yield_now().await;
         self.since = Instant::now();
         match effects.deadline {
             Some(deadline) if deadline <= self.since => Err(timed_out()),
-            _ => Ok(()),
+            _ => Ok(self.since),
         }
     }
 }

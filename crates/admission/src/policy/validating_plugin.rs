@@ -1,10 +1,6 @@
 //! ValidatingAdmissionPolicy: denies, warns about or audits what fails a policy.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use async_trait::async_trait;
 use machinery::{Object, Status, Value, json::json, status::Cause};
@@ -78,12 +74,10 @@ impl Plugin for ValidatingAdmissionPolicy {
         let mut verdict = Verdict::new(given, &self.figures);
         let mut pace = Pace::new();
         for step in steps {
-            pace.rest(given.effects).await?;
+            verdict.begun = pace.rest(given.effects).await?;
             match step {
                 Ok(invocation) => {
-                    let begun = Instant::now();
                     let outcome = evaluate(&request, &invocation).await?;
-                    verdict.took = begun.elapsed();
                     verdict.add(invocation.policy, invocation.binding, outcome);
                 }
                 Err(misconfigured) => verdict.misconfigured(misconfigured),
@@ -156,8 +150,8 @@ async fn evaluate(
 struct Verdict<'a> {
     given: &'a Given<'a>,
     figures: &'a Figures,
-    /// The duration of the current policy.
-    took: Duration,
+    /// When the evaluation of the current policy began.
+    begun: Instant,
     /// The first denial: policy, binding, and reason.
     denied: Option<(String, Option<String>, Denial)>,
     /// Audit annotations by key, with the values of all parameters.
@@ -186,7 +180,7 @@ impl<'a> Verdict<'a> {
         Self {
             given,
             figures,
-            took: Duration::ZERO,
+            begun: Instant::now(),
             denied: None,
             annotations: BTreeMap::new(),
         }
@@ -215,7 +209,8 @@ impl<'a> Verdict<'a> {
                 Decision::Admit => {}
                 Decision::Ignored(why) => {
                     let names = (policy.name.as_str(), binding.name.as_str());
-                    self.figures.validated(names, &why, "allow", self.took);
+                    self.figures
+                        .validated(names, &why, "allow", self.begun.elapsed());
                 }
                 Decision::Deny(denial) => self.act(&policy.name, binding, at, denial),
             }
@@ -229,7 +224,8 @@ impl<'a> Verdict<'a> {
                 Annotation::Exclude => {}
                 Annotation::Error(why) => {
                     let names = (policy.name.as_str(), binding.name.as_str());
-                    self.figures.validated(names, &why, "deny", self.took);
+                    self.figures
+                        .validated(names, &why, "deny", self.begun.elapsed());
                     self.deny(&policy.name, Some(binding), Denial::failure(why));
                 }
             }
@@ -242,7 +238,7 @@ impl<'a> Verdict<'a> {
             let names = (policy, binding.name.as_str());
             let done = action.name_of_figure();
             self.figures
-                .validated(names, &denial.message, done, self.took);
+                .validated(names, &denial.message, done, self.begun.elapsed());
             match action {
                 Action::Deny => self.deny(policy, Some(binding), denial.clone()),
                 Action::Warn => self.given.effects.warn(format!(
