@@ -292,17 +292,33 @@ fn each_enters(dirs: &[PathBuf]) -> io::Result<()> {
 
 /// Writes a value to an existing file; an error names both.
 pub(crate) fn put(dir: &Path, file: &str, value: &str) -> io::Result<()> {
+    put_each(dir, file, [value])
+}
+
+/// Writes values to an existing file, one after the other.
+pub(crate) fn put_each<'a>(
+    dir: &Path,
+    file: &str,
+    values: impl IntoIterator<Item = &'a str>,
+) -> io::Result<()> {
     let path = dir.join(file);
-    let written = OpenOptions::new()
-        .write(true)
-        .open(&path)
-        .and_then(|mut file| file.write_all(value.as_bytes()));
-    written.map_err(|error| {
-        io::Error::new(
-            error.kind(),
-            format!("write {value:?} to {}: {error}", path.display()),
-        )
-    })
+    let mut opened = None;
+    for value in values {
+        let written = match &mut opened {
+            Some(file) => File::write_all(file, value.as_bytes()),
+            None => OpenOptions::new()
+                .write(true)
+                .open(&path)
+                .and_then(|file| opened.insert(file).write_all(value.as_bytes())),
+        };
+        written.map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!("write {value:?} to {}: {error}", path.display()),
+            )
+        })?;
+    }
+    Ok(())
 }
 
 /// The kernel's value; libc's type is too narrow.

@@ -5,7 +5,11 @@ use std::{io, path::PathBuf};
 
 use oci_spec::runtime::{LinuxCpu, LinuxMemory, LinuxResources};
 
-use crate::{Cgroup, devices, group::put, systemd::Limits};
+use crate::{
+    Cgroup, devices,
+    group::{put, put_each},
+    systemd::Limits,
+};
 
 impl Cgroup {
     /// Writes the limits. systemd must know those of its scopes, or it resets them later.
@@ -31,13 +35,14 @@ impl Cgroup {
 
     fn limit_split(&self, r: &LinuxResources) -> io::Result<()> {
         if let Some(rules) = r.devices() {
-            for (allow, text) in devices::lines(rules) {
-                let file = if allow {
+            let dir = self.controller("devices")?;
+            for lines in devices::lines(rules).chunk_by(|one, next| one.0 == next.0) {
+                let file = if lines[0].0 {
                     "devices.allow"
                 } else {
                     "devices.deny"
                 };
-                self.set("devices", file, text)?;
+                put_each(&dir, file, lines.iter().map(|(_, text)| text.as_str()))?;
             }
         }
         if let Some(cpu) = r.cpu() {
