@@ -7,8 +7,14 @@ use std::{
     sync::OnceLock,
 };
 
+use serde::{Deserialize, Serialize};
+
+/// Those that this process uses.
+static HOST: OnceLock<Hierarchies> = OnceLock::new();
+
 /// The cgroup hierarchies of this machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Hierarchies {
     /// v2: one hierarchy.
     Unified(PathBuf),
@@ -40,11 +46,16 @@ const CONTROLLERS: &[&str] = &[
 impl Hierarchies {
     /// The hierarchies of this machine; read once.
     pub fn host() -> &'static Self {
-        static HOST: OnceLock<Hierarchies> = OnceLock::new();
         HOST.get_or_init(|| {
             let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
             Self::parse(&table)
         })
+    }
+
+    /// Uses the hierarchies that another process has read: the table of a node with many pods is long. Without effect if
+    /// this process has read it.
+    pub fn use_as_host(self) {
+        let _ = HOST.set(self);
     }
 
     fn parse(mountinfo: &str) -> Self {
@@ -105,6 +116,18 @@ impl Hierarchies {
         found
     }
 
+    /// Where the hierarchies are mounted; one that several controllers share is there for each of them.
+    pub fn roots(&self) -> impl Iterator<Item = &Path> {
+        let (unified, split) = match self {
+            Self::Unified(root) => (Some(root), None),
+            Self::Split(roots) => (None, Some(roots.values())),
+        };
+        unified
+            .into_iter()
+            .chain(split.into_iter().flatten())
+            .map(PathBuf::as_path)
+    }
+
     /// Whether this is version 2.
     pub fn is_unified(&self) -> bool {
         matches!(self, Self::Unified(_))
@@ -131,10 +154,16 @@ mod tests {
         let shown = Hierarchies::parse(v1);
         let names: Vec<_> = shown.controllers().into_keys().collect();
         assert_eq!(names, ["cpu", "cpu,cpuacct", "cpuacct"]);
+        assert_eq!(shown.roots().count(), 4);
         let v2 = "30 1 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
         assert_eq!(
             Hierarchies::parse(v2),
             Hierarchies::Unified("/sys/fs/cgroup".into())
+        );
+        assert!(
+            Hierarchies::parse(v2)
+                .roots()
+                .eq([Path::new("/sys/fs/cgroup")])
         );
     }
 }

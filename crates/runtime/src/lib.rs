@@ -6,6 +6,7 @@
 //! changes namespaces or handles a container's terminal happens in single-threaded helper
 //! processes, which are re-executions of the same program (see [`reexec`]) or forks of the shim.
 
+mod base_mounts;
 mod cgroup;
 mod config;
 mod container;

@@ -7,11 +7,12 @@ use cri::v1::ContainerEventType;
 
 use super::{Container, Phase, Status};
 use crate::{
+    base_mounts::BaseMounts,
     engine::Engine,
     error::{Error, Result},
     shim::{
         Target,
-        protocol::{Answer, Call, Run},
+        protocol::{Answer, BASE_MOUNTS, Call, Run},
     },
     stamp,
 };
@@ -27,7 +28,14 @@ impl Engine {
             return Err(Error::Precondition(message));
         }
         let shim = self.sandbox(&container.facts.sandbox)?.shim()?;
-        match shim.call(Call::Run(self.run_call(&container)), &[]).await {
+        let base = self.base_mounts.as_ref();
+        let base = base.filter(|_| shim.version() >= BASE_MOUNTS);
+        let call = Call::Run(Run {
+            base_mounts: base.map(|base| base.slots.clone()),
+            ..self.run_call(&container)
+        });
+        let descriptor = base.map(BaseMounts::fd);
+        match shim.call(call, descriptor.as_slice()).await {
             Ok((Answer::Started { pid, .. }, _)) => {
                 self.note_started(&container, pid)?;
                 Ok(())
@@ -54,6 +62,7 @@ impl Engine {
             tty: container.config.tty,
             stdin: container.config.stdin,
             stdin_once: container.config.stdin_once,
+            base_mounts: None,
         }
     }
 

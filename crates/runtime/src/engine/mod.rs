@@ -14,6 +14,7 @@ use stdx::{Blocking, TreeUsage, Walks};
 use tokio::sync::{Semaphore, broadcast, oneshot};
 
 use crate::{
+    base_mounts::BaseMounts,
     config::Config,
     container::{ALL_OUTPUT, Container},
     error::{Error, Result},
@@ -40,6 +41,8 @@ pub(crate) struct Engine {
     pub images: Arc<Images>,
     /// How root file systems of containers are made.
     pub(crate) snapshots: Snapshots,
+    /// The mount namespace that containers are created from, if it could be made.
+    pub(crate) base_mounts: Option<BaseMounts>,
     context: Context,
     blocking: Blocking,
     pub(crate) streams: Streams,
@@ -78,8 +81,12 @@ impl Engine {
             .await
             .map_err(|_| Error::Shim("sealing the program panicked".into()))?
             .map_err(Error::system("seal a copy of the program"))?;
+        let base_mounts = BaseMounts::make(&config).inspect_err(
+            |error| tracing::warn!(%error, "containers are created from the node's mounts, which is slower"),
+        );
         let engine = Arc::new(Self {
             program,
+            base_mounts: base_mounts.ok(),
             images,
             snapshots,
             context,

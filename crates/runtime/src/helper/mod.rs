@@ -11,6 +11,7 @@ pub(crate) mod init;
 mod mount_points;
 mod oci;
 mod outside;
+mod own_mounts;
 pub(crate) mod placed_devices;
 mod prepare;
 pub(crate) mod propagate;
@@ -32,6 +33,8 @@ use nix::{
     },
     unistd::{ForkResult, Pid, fork, getpid, getppid},
 };
+
+pub(crate) use own_mounts::Base;
 
 use crate::{
     shim::protocol::{Exec, Job, Report, Run},
@@ -68,12 +71,13 @@ pub(crate) enum Progress {
 }
 
 impl Helper {
-    pub(crate) fn run_job(run: &Run) -> Job {
+    pub(crate) fn run_job(run: &Run, base: Option<Base>) -> Job {
         Job::Run {
             container: run.container.clone(),
             bundle: run.bundle.clone(),
             oci_root: run.oci_root.clone(),
             oci_runtime: run.oci_runtime.clone(),
+            base,
         }
     }
 
@@ -95,7 +99,7 @@ impl Helper {
         // SAFETY: the shim has one thread, so that the child may call any function.
         match unsafe { fork() }? {
             ForkResult::Child => {
-                let ready = settle(shim, &complaints, &theirs, stdio.as_ref());
+                let ready = settle(shim, &complaints, &theirs, stdio.as_ref(), &job);
                 let code = match ready {
                     Ok(()) => oci::run(job, stdio, theirs),
                     Err(_) => 1,
@@ -179,6 +183,7 @@ fn settle(
     complaints: &File,
     socket: &UnixStream,
     stdio: Option<&[OwnedFd; 3]>,
+    job: &Job,
 ) -> io::Result<()> {
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
     if getppid() != shim {
@@ -199,6 +204,12 @@ fn settle(
         .map(|fd| fd.as_raw_fd())
         .collect();
     kept.push(socket.as_raw_fd());
+    if let Job::Run {
+        base: Some(base), ..
+    } = job
+    {
+        kept.push(base.namespace.as_raw_fd());
+    }
     kept.sort_unstable();
     std::mem::forget(null);
     close_all_but(&kept);

@@ -21,7 +21,7 @@ use super::oci::Outcome;
 use crate::rooted;
 
 const PROC: &str = "/proc";
-const CGROUPS: &str = "/sys/fs/cgroup";
+pub(super) const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// Files of `/proc` that may be mounted over, as lxcfs does.
 const REPLACEABLE: &[&str] = &[

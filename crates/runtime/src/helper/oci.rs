@@ -18,7 +18,7 @@ use libcontainer::{
     syscall::syscall::SyscallType,
 };
 
-use super::{executor::Program, outside, prepare};
+use super::{Base, executor::Program, outside, prepare};
 use crate::{
     shim::protocol::{Job, Report},
     wire::{Inbox, send_all},
@@ -94,8 +94,8 @@ fn perform(job: Job, stdio: Option<[OwnedFd; 3]>, shim: &mut Shim) -> Outcome<()
             bundle,
             oci_root,
             oci_runtime: None,
-            ..
-        } => run_container(&container, &bundle, &oci_root, stdio, shim),
+            base,
+        } => run_container(&container, &bundle, &oci_root, base, stdio, shim),
         Job::Exec {
             container,
             bundle,
@@ -111,10 +111,12 @@ fn run_container(
     id: &str,
     bundle: &Path,
     root: &Path,
+    base: Option<Base>,
     stdio: Option<[OwnedFd; 3]>,
     shim: &mut Shim,
 ) -> Outcome<()> {
-    let prepared = prepare::container(bundle)?;
+    std::fs::create_dir_all(root)?;
+    let prepared = prepare::container(bundle, root, base)?;
     let (executed, program) = Program::new(prepared.finish)?;
     let console = Console::listen(root, stdio.is_none())?;
     let builder = ContainerBuilder::new(id.to_owned(), SyscallType::default())

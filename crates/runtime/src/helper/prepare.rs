@@ -1,7 +1,7 @@
-//! Changes the bundle for libcontainer in five points: propagation of single mounts (see
+//! Changes the bundle for libcontainer in six points: propagation of single mounts (see
 //! [`propagate`]), destinations of mounts (see [`mount_points`]), a volume at `/dev` (see
-//! [`bound_dev`]), devices elsewhere (see [`placed_devices`]) and capabilities. libcontainer drops
-//! capabilities before our executor can install a seccomp filter, which needs CAP_SYS_ADMIN unless
+//! [`bound_dev`]), devices elsewhere (see [`placed_devices`]), sources of mounts (see
+//! [`own_mounts`]) and capabilities. libcontainer drops capabilities before our executor can install a seccomp filter, which needs CAP_SYS_ADMIN unless
 //! no_new_privs is set. So the process keeps that capability until our executor has installed the
 //! filter, and then drops it.
 
@@ -14,11 +14,11 @@ use std::{
 use oci_spec::runtime::{Capabilities, Capability, Hook, Process, Spec};
 
 use super::{
-    bound_dev,
+    Base, bound_dev,
     executor::Finish,
     mount_points,
     oci::Outcome,
-    placed_devices, propagate,
+    own_mounts, placed_devices, propagate,
     seccomp::{self},
 };
 
@@ -27,8 +27,9 @@ pub(super) struct Prepared {
     pub finish: Finish,
 }
 
-/// For a container's first process.
-pub(super) fn container(bundle: &Path) -> Outcome<Prepared> {
+/// For a container's first process. Moves the helper into a copy of the mount namespace for containers, if one is given;
+/// `root` is where libcontainer keeps its state.
+pub(super) fn container(bundle: &Path, root: &Path, base: Option<Base>) -> Outcome<Prepared> {
     let mut spec = Spec::load(bundle.join("config.json"))?;
     let mut finish = Finish {
         filters: Rc::new(filters(&spec)?),
@@ -43,13 +44,15 @@ pub(super) fn container(bundle: &Path) -> Outcome<Prepared> {
     let placed = placed_devices::take(&mut spec)?;
     let hooks = [bound_dev::take(&mut spec)?, placed, propagate::hook(&spec)?];
     let hooks: Vec<_> = hooks.into_iter().flatten().collect();
-    if hooks.is_empty() && !lent && !moved {
+    let hooked = !hooks.is_empty();
+    add_hooks(&mut spec, hooks);
+    let entered = base.is_some_and(|base| own_mounts::enter(&mut spec, &base, &[bundle, root]));
+    if !hooked && !lent && !moved && !entered {
         return Ok(Prepared {
             bundle: bundle.to_path_buf(),
             finish,
         });
     }
-    add_hooks(&mut spec, hooks);
     spec.set_process(Some(process));
     let adjusted = bundle.join("adjusted");
     fs::create_dir_all(&adjusted)?;

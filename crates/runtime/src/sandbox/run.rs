@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use super::{Execs, Facts, Paths, Phase, Sandbox, State, files, namespace_options, pins};
 use crate::{
+    cgroup::Hierarchies,
     disk,
     engine::Engine,
     error::{Error, Result},
@@ -111,6 +112,7 @@ impl Engine {
             namespaces: facts.pins.clone(),
             hostname: config.hostname.clone(),
             sysctls,
+            hierarchies: Some(Hierarchies::host().clone()),
         };
         let (starting, pinned) = shim::start(&self.program, &orders, &paths.orders())?;
         // The files are written while the process starts, and the network is attached as soon as its namespace

@@ -137,7 +137,7 @@ impl Client {
     /// Makes a call, with descriptors, and waits for its reply.
     pub async fn call(&self, call: Call, fds: &[RawFd]) -> Result<(Answer, Option<OwnedFd>)> {
         let gone = || Error::ShimGone(self.0.sandbox.clone());
-        let version = self.0.version.load(Ordering::Relaxed);
+        let version = self.version();
         if call.since() > version {
             return Err(Error::Shim(format!(
                 "the pod's shim has version {version} and does not support this call"
@@ -167,6 +167,11 @@ impl Client {
             sent += stream.async_io(Interest::WRITABLE, write).await?;
         }
         Ok(())
+    }
+
+    /// The shim's protocol version.
+    pub fn version(&self) -> u32 {
+        self.0.version.load(Ordering::Relaxed)
     }
 
     /// The shim's pid and containers.

@@ -1,5 +1,5 @@
-//! The shim's startup: reads its orders from standard input, creates and pins the sandbox's
-//! namespaces, detaches from its parent, and serves until it is told to shut down.
+//! The shim's startup: reads its orders from standard input, detaches from its parent, which creates and pins the
+//! sandbox's namespaces, and serves until it is told to shut down.
 
 use std::{
     fs::{File, OpenOptions},
@@ -40,7 +40,10 @@ fn start() -> io::Result<Option<Shim>> {
     // Not `from_reader`, which would make a system call for each byte.
     let mut orders = Vec::new();
     held.read_to_end(&mut orders)?;
-    let orders: Start = serde_json::from_slice(&orders)?;
+    let mut orders: Start = serde_json::from_slice(&orders)?;
+    if let Some(hierarchies) = orders.hierarchies.take() {
+        hierarchies.use_as_host();
+    }
     setsid()?;
     let _ = nix::sys::prctl::set_name(c"mainstay-shim");
     std::env::set_current_dir("/")?;
@@ -57,15 +60,19 @@ fn start() -> io::Result<Option<Shim>> {
         signals.add(signal);
     }
     signals.thread_block()?;
-    pin::pin(&orders)?;
-    // The daemon attaches the network meanwhile. If it is gone, the next one removes the sandbox.
-    let _ = nix::unistd::write(io::stdout(), spawn::PINNED);
     let _ = std::fs::remove_file(&orders.socket);
     let listener = UnixListener::bind(&orders.socket)?;
     listener.set_nonblocking(true)?;
     let (mut read_end, mut write_end) = io::pipe()?;
+    let (mut pinned, mut pin_end) = io::pipe()?;
     if Cgroup::new(&orders.cgroup).fork()?.is_some() {
-        drop(write_end);
+        drop((write_end, pinned));
+        // Beside the second half, in this process, which ends soon: only files keep the namespaces.
+        pin::pin(&orders)?;
+        pin_end.write_all(spawn::PINNED)?;
+        drop(pin_end);
+        // The daemon attaches the network meanwhile. If it is gone, the next one removes the sandbox.
+        let _ = nix::unistd::write(io::stdout(), spawn::PINNED);
         let mut message = String::new();
         read_end.read_to_string(&mut message)?;
         return if message.is_empty() {
@@ -74,8 +81,13 @@ fn start() -> io::Result<Option<Shim>> {
             Err(io::Error::other(message))
         };
     }
-    drop(read_end);
-    match settle(orders, held, listener, &signals) {
+    drop((read_end, pin_end));
+    let shim = settle(orders, held, listener, &signals).and_then(|shim| {
+        // Nothing is answered before, so that what a shim that answers is told to end is complete.
+        pinned.read_exact(&mut [0; spawn::PINNED.len()])?;
+        Ok(shim)
+    });
+    match shim {
         Ok(shim) => Ok(Some(shim)),
         Err(error) => {
             let _ = write!(write_end, "{error}");

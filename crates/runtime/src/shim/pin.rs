@@ -1,4 +1,4 @@
-//! Namespaces without a process: created by a child that ends at once, and pinned by bind mounts on
+//! Namespaces without a process: created by one that ends soon, and pinned by bind mounts on
 //! files. Only a shared PID namespace needs an init process.
 
 use std::{
@@ -12,13 +12,13 @@ use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},
     sys::wait::waitpid,
-    unistd::{ForkResult, Pid, execv, fork, sethostname},
+    unistd::{ForkResult, execv, fork, sethostname},
 };
 
 use super::protocol::Start;
 use crate::reexec;
 
-/// Creates and pins the namespaces of the orders, except the PID namespace.
+/// Creates and pins the namespaces of the orders, except the PID namespace. The process is in them then.
 pub(super) fn pin(orders: &Start) -> io::Result<()> {
     let pins = &orders.namespaces;
     let wanted = [
@@ -34,21 +34,19 @@ pub(super) fn pin(orders: &Start) -> io::Result<()> {
     if flags.is_empty() {
         return Ok(());
     }
-    in_child(|| {
-        unshare(flags)?;
-        if pins.uts.is_some() && !orders.hostname.is_empty() {
-            sethostname(&orders.hostname)?;
+    unshare(flags)?;
+    if pins.uts.is_some() && !orders.hostname.is_empty() {
+        sethostname(&orders.hostname)?;
+    }
+    for (name, value) in &orders.sysctls {
+        write_sysctl(name, value)?;
+    }
+    for (file, _, name) in &wanted {
+        if let Some(file) = file {
+            bind(&PathBuf::from(format!("/proc/self/ns/{name}")), file)?;
         }
-        for (name, value) in &orders.sysctls {
-            write_sysctl(name, value)?;
-        }
-        for (file, _, name) in &wanted {
-            if let Some(file) = file {
-                bind(&PathBuf::from(format!("/proc/self/ns/{name}")), file)?;
-            }
-        }
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
 /// Starts the init of a shared PID namespace and pins the namespace. Returns its pid. It ends with
@@ -92,39 +90,6 @@ fn fork_init(alive: &io::PipeReader) -> nix::Result<i32> {
             // SAFETY: ends this child without running the parent's destructors.
             unsafe { libc::_exit(127) }
         }
-    }
-}
-
-/// Runs `work` in a child and returns its error, if any.
-fn in_child(work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-    let (mut reader, mut writer) = io::pipe()?;
-    // SAFETY: this process has one thread, so that the child may call any function.
-    match unsafe { fork() }? {
-        ForkResult::Child => {
-            if let Err(error) = work() {
-                let _ = write!(writer, "{error}");
-            }
-            // SAFETY: ends this child without running the parent's destructors.
-            unsafe { libc::_exit(0) }
-        }
-        ForkResult::Parent { child } => {
-            drop(writer);
-            let mut message = String::new();
-            reader.read_to_string(&mut message)?;
-            wait_for(child)?;
-            if message.is_empty() {
-                Ok(())
-            } else {
-                Err(io::Error::other(message))
-            }
-        }
-    }
-}
-
-fn wait_for(child: Pid) -> io::Result<()> {
-    match waitpid(child, None)? {
-        nix::sys::wait::WaitStatus::Exited(_, 0) => Ok(()),
-        status => Err(io::Error::other(format!("a child ended with {status:?}"))),
     }
 }
 

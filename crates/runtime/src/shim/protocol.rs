@@ -5,15 +5,20 @@
 //! 1. The first version.
 //! 2. The shim answers an unknown call with an error. A shim of version 1 closes the connection, as
 //!    if it had died; so the daemon sends it no newer calls.
+//! 3. The shim takes the descriptor that comes with [`Run::base_mounts`].
 
 use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::log_file::Target;
+use crate::{base_mounts::Slots, cgroup::Hierarchies, helper::Base};
 
 /// The protocol version of this build.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
+
+/// The first version with [`Run::base_mounts`].
+pub const BASE_MOUNTS: u32 = 3;
 
 /// The orders of a shim, passed on its standard input.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -32,6 +37,9 @@ pub struct Start {
     pub hostname: String,
     /// Set in the new namespaces.
     pub sysctls: BTreeMap<String, String>,
+    /// The cgroup hierarchies, as the daemon has read them.
+    #[serde(default)]
+    pub hierarchies: Option<Hierarchies>,
 }
 
 /// Files that new namespaces are pinned to; `None`: the host's namespace is used.
@@ -164,6 +172,10 @@ pub struct Run {
     pub stdin: bool,
     /// Whether its input is closed when the first attached client leaves.
     pub stdin_once: bool,
+    /// The slots of the mount namespace from which the container is created, whose descriptor comes with the call. Only
+    /// for shims since version 3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_mounts: Option<Slots>,
 }
 
 /// A process to start in a container. With a terminal, the reply carries its descriptor; otherwise
@@ -271,6 +283,8 @@ pub enum Job {
         oci_root: PathBuf,
         /// The OCI runtime's binary, if not the built-in one.
         oci_runtime: Option<PathBuf>,
+        /// The mount namespace from which it is created, if not the node's.
+        base: Option<Base>,
     },
     /// Start a process in a container.
     Exec {

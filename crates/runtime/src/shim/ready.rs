@@ -10,8 +10,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{held::Container, log::Stream, serve::Shim};
 
-/// How long the shim must be idle before it releases memory.
-const IDLE_MILLIS: u16 = 500;
+/// How long the shim must be idle before it releases memory: longer than many pods take that start at once.
+const IDLE_MILLIS: u16 = 5000;
 
 /// What one `poll` found ready.
 pub(super) enum Ready {

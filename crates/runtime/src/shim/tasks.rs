@@ -12,7 +12,7 @@ use super::{
     serve::Shim,
 };
 use crate::{
-    helper::{Helper, Progress},
+    helper::{Base, Helper, Progress},
     stamp::now,
 };
 
@@ -33,11 +33,19 @@ enum Purpose {
 
 impl Shim {
     pub(super) fn start_container(&mut self, conn: u64, request: u64, run: Run) -> io::Result<()> {
+        // Taken in any case: the next call's descriptors come after it.
+        let base = match (&run.base_mounts, self.conns.get_mut(&conn)) {
+            (Some(slots), Some(conn)) => Some(Base {
+                namespace: conn.inbox.fd()?,
+                slots: slots.clone(),
+            }),
+            _ => None,
+        };
         let id = run.container.clone();
         if self.containers.contains_key(&id) {
             return Err(io::Error::other(format!("container {id} exists")));
         }
-        let job = Helper::run_job(&run);
+        let job = Helper::run_job(&run, base);
         let (container, ends) = Container::prepare(run)?;
         let stdio = ends.map(|ends| [ends.stdin, ends.stdout, ends.stderr]);
         let helper = Helper::start(job, stdio)?;

@@ -54,6 +54,12 @@ async fn a_container_reads_its_own_limits_and_cannot_lift_them() {
         // It sees only its own cgroup.
         let limit = shell(&node, &container, &format!("/busybox cat {dir}/{file}")).await;
         assert_eq!(limit.unwrap(), LIMIT.to_string());
+        if node.is_cgroup_v1() {
+            // From the node's mounts it would be covered by itself.
+            let count = "/busybox grep -c ' /sys/fs/cgroup ' /proc/self/mountinfo";
+            let count = shell(&node, &container, count).await;
+            assert_eq!(count.as_deref(), Ok("1"), "not made from the base mounts");
+        }
         for attempt in [
             format!("echo 9223372036854771712 > {dir}/{file}"),
             format!("/busybox mkdir {dir}/below"),
