@@ -9,6 +9,7 @@ use machinery::{
     Object, Value,
     apply::{self, Root},
     patch::json,
+    text::quote,
 };
 
 use super::{
@@ -181,6 +182,17 @@ fn json_patch(value: &Cel<'_>, live: &Object) -> Result<Mutated, String> {
         .into();
     match json::apply(live, &operations) {
         Ok(mut object) => {
+            if let Some(kind) = object
+                .get("kind")
+                .filter(|kind| live.get("kind") != Some(*kind))
+            {
+                let version = tree::text(tree::get(live, "apiVersion"));
+                return Err(format!(
+                    "no kind {} is registered for version {}",
+                    quote(tree::text(kind)),
+                    quote(version)
+                ));
+            }
             keep_type(live, &mut object);
             Ok(Mutated::Patched(object))
         }
@@ -251,7 +263,6 @@ fn find_misplaced(value: &Cel<'_>, place: &str, wrong: &mut Vec<String>) -> Resu
         Cel::Map(map @ Map::Owned(_)) => {
             let object = object_type(value);
             if let Some(name) = object.filter(|name| *name != place) {
-                let quote = machinery::text::quote;
                 wrong.push(format!(
                     "unexpected type name {}, expected {}, which matches field name path from root Object type",
                     quote(name),
@@ -397,6 +408,11 @@ mod tests {
         );
         let failing = "[JSONPatch{op: 'test', path: '/spec/replicas', value: 9}, JSONPatch{op: 'remove', path: '/spec'}]";
         assert_eq!(patched(failing).unwrap(), None);
+        let other = patched("[JSONPatch{op: 'replace', path: '/kind', value: 'Other'}]");
+        assert_eq!(
+            other.unwrap_err(),
+            "no kind \"Other\" is registered for version \"apps/v1\""
+        );
         let lost = patched("[JSONPatch{op: 'remove', path: '/spec/nothing'}]").unwrap_err();
         assert!(lost.starts_with("JSON Patch: "), "{lost}");
     }

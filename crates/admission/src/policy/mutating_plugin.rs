@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use async_trait::async_trait;
+use kinds::tree;
 use machinery::{
     Object, Status, Value,
     apply::Root,
@@ -206,17 +207,40 @@ async fn mutate(
         let names = (policy.name.as_str(), binding.name.as_str());
         let failure = mutated.as_ref().err().map(String::as_str);
         errors.figures.mutated(names, failure, begun.elapsed());
-        match mutated {
-            Ok(mutated) => {
-                if let Some(next) = typed.read(mutated)? {
+        let is_merged = matches!(mutated, Ok(Mutated::Merged(_)));
+        match mutated.map(|mutated| typed.read(mutated)) {
+            Ok(Ok(next)) => {
+                if let Some(next) = next {
                     changed |= next != *form;
                     *form = next;
                 }
             }
+            // A configuration with a value that its field cannot hold.
+            Ok(Err(status)) if is_merged => {
+                errors.add(
+                    policy,
+                    Some(&binding.name),
+                    inconvertible(form, &status),
+                    "Invalid",
+                );
+            }
+            Ok(Err(status)) => return Err(status),
             Err(why) => errors.add(policy, Some(&binding.name), why, "Invalid"),
         }
     }
     Ok(changed)
+}
+
+/// Why a merged object cannot be decoded.
+fn inconvertible(object: &Object, status: &Status) -> String {
+    let text = |key: &str| tree::text(tree::get(object, key));
+    let why = status.message.strip_prefix("Internal error occurred: ");
+    format!(
+        "unable to convert unstructured object to {}, Kind={}: {}",
+        text("apiVersion"),
+        text("kind"),
+        why.unwrap_or(&status.message)
+    )
 }
 
 /// The object in the matched version, and the old one if it had to be converted.
@@ -367,5 +391,23 @@ impl<'a> Errors<'a> {
         });
         status.details.get_or_insert_default().causes.extend(causes);
         Err(status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use machinery::json::json;
+
+    use super::*;
+    use crate::testing::object;
+
+    #[test]
+    fn a_merged_object_that_cannot_be_decoded_is_named() {
+        let merged = object(json!({"apiVersion": "apps/v1", "kind": "Deployment"}));
+        let why = inconvertible(&merged, &Status::internal("cannot unmarshal number 5.5"));
+        assert_eq!(
+            why,
+            "unable to convert unstructured object to apps/v1, Kind=Deployment: cannot unmarshal number 5.5"
+        );
     }
 }
