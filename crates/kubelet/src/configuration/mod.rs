@@ -68,7 +68,7 @@ pub struct KubeletConfiguration {
     /// Whether exec, attach, port-forward, logs and the like are served.
     pub enable_debugging_handlers: bool,
     pub streaming_connection_idle_timeout: GoDuration,
-    /// Events per second; 0: unlimited. Upstream's default is 50.
+    /// Events per second; 0: unlimited.
     #[serde(rename = "eventRecordQPS")]
     pub event_record_qps: i32,
     pub event_burst: i32,
@@ -179,7 +179,7 @@ impl Default for KubeletConfiguration {
             cluster_dns: Vec::new(),
             enable_debugging_handlers: true,
             streaming_connection_idle_timeout: secs(4 * 3600),
-            event_record_qps: 0,
+            event_record_qps: 50,
             event_burst: 100,
             authentication: Authentication::default(),
             authorization: Authorization::default(),

@@ -17,6 +17,9 @@ use crate::pod::spec;
 const RETRY: Duration = Duration::from_secs(1);
 /// How long the first status of a new pod waits for a better one: most pods run soon, and then one write tells all.
 const FIRST: Duration = Duration::from_millis(50);
+/// The same while no container has begun and nothing has failed. On a busy node one more write for each pod would delay
+/// the starts of all.
+const UNBEGUN: Duration = Duration::from_secs(1);
 /// How long another writer's change of our status is left alone.
 const RECONCILE: Duration = Duration::from_secs(10);
 
@@ -40,8 +43,8 @@ pub(super) struct Report {
     /// Whether the last write failed: further failures are not logged, since the servers may be away
     /// for hours.
     is_failing: bool,
-    /// Until when the status of a pod that does not run yet is not written.
-    held_until: Option<Timestamp>,
+    /// When the worker of a pod began that no kubelet had begun with; its first status is held.
+    begun: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -68,24 +71,29 @@ impl Report {
             state: State::Idle,
             equal: None,
             is_failing: false,
-            held_until: None,
+            begun: None,
         }
     }
 
     /// The report of a pod that no kubelet has begun with.
     pub(super) fn of_new_pod(status: PodStatus, now: Timestamp) -> Self {
         Self {
-            held_until: Some(now + FIRST),
+            begun: Some(now),
             ..Self::new(status)
         }
     }
 
     /// Until when a status is held, if it only says that the pod begins.
     fn held(&self, now: Timestamp) -> Option<Timestamp> {
-        let begins = self.status.phase.as_deref() == Some("Pending");
-        // Not for longer after the clock was set back.
-        let is_near = |until: &Timestamp| *until > now && *until <= now + FIRST;
-        self.held_until.filter(|until| begins && is_near(until))
+        let begun = self.begun.filter(|begun| *begun <= now)?;
+        if self.status.phase.as_deref() != Some("Pending") {
+            return None;
+        }
+        let until = match is_unbegun(&self.status) {
+            true => begun + UNBEGUN,
+            false => begun + FIRST,
+        };
+        (until > now).then_some(until)
     }
 
     pub(super) fn status(&self) -> &PodStatus {
@@ -160,6 +168,23 @@ impl Report {
         }
         Next::Write(patch)
     }
+}
+
+/// Whether all containers wait for their creation.
+fn is_unbegun(status: &PodStatus) -> bool {
+    let lists = [
+        &status.init_container_statuses,
+        &status.container_statuses,
+        &status.ephemeral_container_statuses,
+    ];
+    lists.into_iter().flatten().flatten().all(|container| {
+        let state = container.state.as_ref();
+        let waiting = state.and_then(|state| state.waiting.as_ref());
+        waiting.is_some_and(|waiting| {
+            let reason = waiting.reason.as_deref();
+            matches!(reason, Some("ContainerCreating" | "PodInitializing"))
+        })
+    })
 }
 
 #[derive(Debug, PartialEq)]
@@ -335,23 +360,51 @@ mod tests {
 
     #[test]
     fn the_first_status_waits_for_a_better_one_but_not_for_long() {
-        let status = |phase: &str| PodStatus {
-            phase: Some(phase.into()),
-            ..PodStatus::default()
+        let waiting = |reason: &str| serde_json::json!({"waiting": {"reason": reason}});
+        let status = |phase: &str, states: &[Value]| -> PodStatus {
+            let container = |state| serde_json::json!({"name": "c", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state});
+            let containers: Vec<Value> = states.iter().map(container).collect();
+            let status = serde_json::json!({"phase": phase, "containerStatuses": containers});
+            serde_json::from_value(status).unwrap()
         };
-        let (soon, late) = (at(1), at(1) + FIRST);
-        for (phase, now, expected) in [
-            ("Pending", soon, Some(late)),
-            ("Pending", late, None),
-            ("Running", soon, None),
-            ("Failed", soon, None),
+        let (begun, creating) = (at(10), waiting("ContainerCreating"));
+        let running = serde_json::json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
+        let (soon, late) = (begun + FIRST, begun + UNBEGUN);
+        for (phase, states, now, expected) in [
+            ("Pending", vec![creating.clone()], begun, Some(late)),
+            ("Pending", vec![creating.clone()], soon, Some(late)),
+            (
+                "Pending",
+                vec![waiting("PodInitializing")],
+                soon,
+                Some(late),
+            ),
+            ("Pending", vec![creating.clone()], late, None),
+            // The clock was set back.
+            ("Pending", vec![creating.clone()], at(9), None),
+            (
+                "Pending",
+                vec![creating.clone(), running.clone()],
+                begun,
+                Some(soon),
+            ),
+            (
+                "Pending",
+                vec![creating.clone(), running.clone()],
+                soon,
+                None,
+            ),
+            ("Pending", vec![waiting("ErrImagePull")], begun, Some(soon)),
+            ("Pending", vec![waiting("ErrImagePull")], soon, None),
+            ("Running", vec![running], begun, None),
+            ("Failed", vec![creating], begun, None),
         ] {
-            let mut report = Report::of_new_pod(PodStatus::default(), soon);
-            report.set_status(status(phase));
-            assert_eq!(report.held(now), expected, "{phase}");
+            let mut report = Report::of_new_pod(PodStatus::default(), begun);
+            report.set_status(status(phase, &states));
+            assert_eq!(report.held(now), expected, "{phase} {states:?} {now}");
         }
         // A kubelet has begun with this one before.
-        assert_eq!(Report::new(status("Pending")).held(soon), None);
+        assert_eq!(Report::new(status("Pending", &[])).held(begun), None);
     }
 
     #[test]
