@@ -105,7 +105,10 @@ impl Session {
 }
 
 fn timeout(text: &str) -> Result<Option<std::time::Duration>> {
-    let duration = crate::duration::parse_signed(text).map_err(|_| {
+    // Only with a unit may it be negative, which is none.
+    let is_wrong = text.parse::<i64>().is_ok_and(i64::is_negative);
+    let duration = crate::duration::parse_signed(text).ok();
+    let duration = duration.filter(|_| !is_wrong).ok_or_else(|| {
         anyhow::anyhow!(
             "Invalid timeout value. Timeout must be a single integer in seconds, or an integer followed by a corresponding \
              time unit (e.g. 1s | 2m | 3h)"

@@ -10,16 +10,15 @@ use streaming::{ExitStatus, StreamReader, StreamWriter, client::Handshake};
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::{
-    api::{self, with_query},
+    api::with_query,
     args::Selection,
     detach::{self, Detacher},
     discovery::encode,
-    error::{self, Exit, ServerError},
+    error::{self, Exit},
     json::{list, str_of, text},
     pod_order, resources,
     session::Session,
     terminal,
-    unstructured::Unstructured,
 };
 
 /// The streams of a session.
@@ -210,27 +209,19 @@ async fn connect(session: &Session, path: &str) -> Result<streaming::client::Exe
     handshake.exec(response).await.map_err(refused)
 }
 
-/// A rejected stream as the server's Status.
+/// A rejected stream, as upstream reports it: with the message of a Status, or else the whole response.
 pub(crate) fn refused(error: streaming::Error) -> anyhow::Error {
-    match error {
-        // Only a Status says more than its text.
-        streaming::Error::Refused { message, .. }
-            if serde_json::from_str::<Value>(&message)
-                .map_or(true, |body| body["kind"] != "Status") =>
-        {
-            anyhow::anyhow!("unable to upgrade connection: {}", message.trim())
-        }
-        streaming::Error::Refused { status, message } => {
-            let response = Unstructured {
-                code: status,
-                content_type: None,
-                body: message.as_bytes(),
-                request: None,
-            };
-            ServerError(api::status(&response)).into()
-        }
-        error => error.into(),
-    }
+    let streaming::Error::Refused { message, .. } = error else {
+        return error.into();
+    };
+    let body: Value = serde_json::from_str(&message).unwrap_or_default();
+    let texts = [str_of(&body["message"]), str_of(&body["error"]), &message];
+    let mut texts = texts.into_iter().map(str::trim);
+    let text = texts.find(|text| !text.is_empty());
+    anyhow::anyhow!(
+        "unable to upgrade connection: {}",
+        text.unwrap_or("empty server response")
+    )
 }
 
 async fn print(from: Option<StreamReader>, mut to: impl AsyncWrite + Unpin) {
@@ -394,6 +385,18 @@ pub(crate) fn container_names(pod: &Value, field: &str) -> Vec<String> {
 
 /// The container: the named one, the annotated default, or the first.
 pub(crate) fn container_of(pod: &Value, named: Option<&str>, quiet: bool) -> Result<String> {
+    let (container, notice) = choose_container(pod, named)?;
+    if let Some(notice) = notice.filter(|_| !quiet) {
+        eprintln!("{notice}");
+    }
+    Ok(container)
+}
+
+/// The same with a notice if the first of several was chosen.
+pub(crate) fn choose_container(
+    pod: &Value,
+    named: Option<&str>,
+) -> Result<(String, Option<String>)> {
     let names = container_names(pod, "containers");
     let every = ["containers", "ephemeralContainers", "initContainers"];
     if let Some(named) = named.filter(|named| !named.is_empty()) {
@@ -419,14 +422,14 @@ pub(crate) fn container_of(pod: &Value, named: Option<&str>, quiet: bool) -> Res
                 all.join(", ")
             );
         }
-        return Ok(named.to_owned());
+        return Ok((named.to_owned(), None));
     }
     let annotation = &pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"];
     let annotated = annotation
         .as_str()
         .filter(|named| names.iter().any(|name| name == named));
     if let Some(named) = annotated {
-        return Ok(named.to_owned());
+        return Ok((named.to_owned(), None));
     }
     let first = names
         .first()
@@ -436,13 +439,11 @@ pub(crate) fn container_of(pod: &Value, named: Option<&str>, quiet: bool) -> Res
         .iter()
         .flat_map(|field| described_names(pod, field))
         .collect();
-    if others.len() > 1 && !quiet {
-        eprintln!(
-            "Defaulted container \"{first}\" out of: {}",
-            others.join(", ")
-        );
-    }
-    Ok(first)
+    let notice = format!(
+        "Defaulted container \"{first}\" out of: {}",
+        others.join(", ")
+    );
+    Ok((first, (others.len() > 1).then_some(notice)))
 }
 
 fn described_names(pod: &Value, field: &str) -> Vec<String> {

@@ -53,12 +53,19 @@ fn newest(mut events: Vec<Event>) -> Vec<Warning> {
             message: event.message.unwrap_or_default().trim_end().to_owned(),
             count: event.count.unwrap_or(1),
         };
-        if seen.len() < SHOWN && !seen.iter().any(|other| other.reason == warning.reason) {
+        let is_known = seen.iter().any(|other| other.reason == warning.reason);
+        if seen.len() < SHOWN && !is_known && !is_bare(&warning.message) {
             seen.push(warning);
         }
     }
     seen.reverse();
     seen
+}
+
+/// Whether a message is only a reason, such as `Error: ImagePullBackOff`: an earlier event has the cause.
+fn is_bare(message: &str) -> bool {
+    let reason = message.strip_prefix("Error: ");
+    reason.is_some_and(|reason| !reason.contains(char::is_whitespace))
 }
 
 fn last_seen(event: &Event) -> Option<jiff::Timestamp> {
@@ -68,4 +75,34 @@ fn last_seen(event: &Event) -> Option<jiff::Timestamp> {
         .map(|time| time.0)
         .or(event.last_timestamp.as_ref().map(|time| time.0))
         .or(event.event_time.as_ref().map(|time| time.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_newest_message_of_each_reason_that_says_more_than_a_reason_is_shown() {
+        let event = |second: u32, reason: &str, message: &str| -> Event {
+            let time = format!("2026-01-01T00:00:{second:02}Z");
+            let object = json!({"metadata": {}, "involvedObject": {}, "lastTimestamp": time,
+                                "reason": reason, "message": message});
+            serde_json::from_value(object).unwrap()
+        };
+        let shown = newest(vec![
+            event(1, "Failed", "Failed to pull image \"a\": no answer"),
+            event(2, "Failed", "Error: ErrImagePull"),
+            event(3, "Failed", "Error: ImagePullBackOff"),
+            event(4, "Unhealthy", "first"),
+            event(5, "Unhealthy", "Error: in two words"),
+        ]);
+        let shown: Vec<&str> = shown.iter().map(|warning| &*warning.message).collect();
+        let expected = [
+            "Failed to pull image \"a\": no answer",
+            "Error: in two words",
+        ];
+        assert_eq!(shown, expected);
+    }
 }

@@ -67,6 +67,9 @@ fn everything_is_listed(cluster: &Cluster) {
 }
 
 fn logs_follow_all_containers_and_new_pods(cluster: &Cluster) {
+    let ran = cluster.kubectl(&["logs", "-F", "deployment/none"]);
+    let expected = "deployments.apps \"none\" not found";
+    assert!(!ran.ok && ran.stderr.contains(expected), "{ran:?}");
     let first = name(&ready_pods(cluster, "app=web", 1)[0]);
     let all = "kubectl logs -f -l app=web --all-containers --prefix";
     let mut followed = cluster.terminal(all, &[]);

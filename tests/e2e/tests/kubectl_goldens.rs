@@ -12,6 +12,7 @@ const MISTAKES: &str = include_str!("../clients/kubectl/mistakes.txt");
 const USAGE: &str = include_str!("../clients/kubectl/usage.txt");
 const CORNERS: &str = include_str!("../clients/kubectl/corners.txt");
 const UNCOMMON: &str = include_str!("../clients/kubectl/uncommon.txt");
+const RARE: &str = include_str!("../clients/kubectl/rare.txt");
 const DESCRIBED: &str = include_str!("../clients/kubectl/described.txt");
 const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/kubectl");
 /// Commands that are compared at once.
@@ -51,6 +52,11 @@ fn both_kubectls_agree_about_templates_selectors_generators_and_absent_objects()
 #[test]
 fn both_kubectls_agree_about_all_types_odd_values_and_surplus_arguments() {
     compare(UNCOMMON);
+}
+
+#[test]
+fn both_kubectls_agree_about_flags_that_are_rarely_used() {
+    compare(RARE);
 }
 
 #[test]

@@ -198,6 +198,10 @@ impl Dump {
             Some("yaml") => "yaml",
             _ => "txt",
         };
+        if self.print.output.as_deref() == Some("name") {
+            let kind = str_of(&objects["kind"]);
+            bail!("list types are not supported by name printing: *v1.{kind}");
+        }
         let text = match self.print.printer()? {
             Some(printer) if ending == "json" => printer.render(&typed(objects))?,
             Some(printer) => printer.render(&sorted(objects))?,

@@ -305,8 +305,14 @@ impl Get {
             let mut answer = match self.ask(session, ask, accept).await {
                 Ok(answer) => as_table(answer),
                 Err(error) if self.ignore_not_found && error::is_not_found(&error) => continue,
-                // With --really-all, types that cannot be listed are skipped.
-                Err(error) if self.really_all && error::code_is(&error, 405) => continue,
+                // With --really-all, types that cannot be listed are skipped, and those that no longer exist: discovery may
+                // be of an earlier time.
+                Err(error)
+                    if self.really_all
+                        && (error::code_is(&error, 405) || error::is_not_found(&error)) =>
+                {
+                    continue;
+                }
                 Err(error) => {
                     errors.push(error);
                     continue;

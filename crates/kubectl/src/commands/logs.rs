@@ -238,7 +238,8 @@ impl Logs {
         };
         let pods = pods_of(session, word, "get the logs from", patience).await;
         let mut pods = match pods {
-            Err(_) if self.follow_new => Vec::new(),
+            // No pods yet, or no answer; not if the server refuses.
+            Err(error) if self.follow_new && !error.is::<error::ServerError>() => Vec::new(),
             pods => pods.map_err(|error| located(error, session))?,
         };
         pods.sort_by(|a, b| pod_order::for_logs(a).cmp(&pod_order::for_logs(b)));
@@ -258,6 +259,9 @@ impl Logs {
         let mut sources = Vec::new();
         let pods = self.pods(session).await?;
         self.check_with_pod()?;
+        if pods.is_empty() && self.follow_new && !again {
+            eprintln!("waiting for pods");
+        }
         for pod in pods {
             for container in self.containers(&pod, again)? {
                 sources.push(Source {

@@ -56,6 +56,9 @@ impl PortForward {
             .map_err(|error| crate::error::usage("port-forward", error))?;
         let (pod, service) = self.pod(session).await?;
         let ports = self.pairs(&pod, service.as_ref())?;
+        if ports.iter().any(|(_, remote)| *remote == 0) {
+            bail!("remote port must be > 0");
+        }
         let link = Arc::new(Link {
             connection: Mutex::new((connect(session, &pod).await?, pod.clone())),
         });
@@ -141,9 +144,6 @@ impl PortForward {
                     Err(_) => bail!("error parsing local port '{local}': invalid syntax"),
                 },
             };
-            if number == 0 {
-                bail!("remote port must be > 0");
-            }
             pairs.push((local, number));
         }
         Ok(pairs)

@@ -101,6 +101,7 @@ impl Apply {
             Some(LastApplied::ViewLastApplied(command)) => return command.run(session).await,
             None => {}
         }
+        self.validate.parameter()?;
         let mut set = match self.applyset.as_ref().filter(|set| !set.is_empty()) {
             Some(reference) => Some(ApplySet::parse(session, reference).await?),
             None => None,

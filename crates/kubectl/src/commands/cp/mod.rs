@@ -16,7 +16,7 @@ use streaming::ExitStatus;
 use crate::{
     error::Exit,
     session::Session,
-    streams::{container_of, pod_of},
+    streams::{choose_container, pod_of},
 };
 use pipe::ChunkReader;
 use remote::{Ended, Remote};
@@ -92,7 +92,7 @@ impl Cp {
             (Some(_), Some(_)) => bail!("one of src or dest must be a local file specification"),
             (None, None) => bail!("one of src or dest must be a remote file specification"),
             (Some(_), None) => {
-                let remote = self.remote(session, &source).await?;
+                let remote = self.remote(session, &source, true).await?;
                 self.download(&remote, &source.path, &destination.path)
                     .await
             }
@@ -100,13 +100,18 @@ impl Cp {
                 if !Path::new(&source.path).exists() {
                     bail!("{} doesn't exist in local filesystem", source.path);
                 }
-                let remote = self.remote(session, &destination).await?;
+                let remote = self.remote(session, &destination, false).await?;
                 self.upload(&remote, &source.path, &destination.path).await
             }
         }
     }
 
-    async fn remote<'a>(&self, session: &'a Session, spec: &FileSpec) -> Result<Remote<'a>> {
+    async fn remote<'a>(
+        &self,
+        session: &'a Session,
+        spec: &FileSpec,
+        is_download: bool,
+    ) -> Result<Remote<'a>> {
         let name = spec.pod.as_deref().unwrap_or_default();
         let pod = match &spec.namespace {
             Some(namespace) => {
@@ -117,7 +122,13 @@ impl Cp {
             }
             None => pod_of(session, name, "0s").await?,
         };
-        let container = container_of(&pod, self.container.as_deref(), false)?;
+        let (container, notice) = choose_container(&pod, self.container.as_deref())?;
+        match notice {
+            // As upstream: everything about a download is output.
+            Some(notice) if is_download => println!("{notice}"),
+            Some(notice) => eprintln!("{notice}"),
+            None => {}
+        }
         Ok(Remote {
             session,
             pod,

@@ -6,13 +6,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use streaming::ExitStatus;
 
 use super::{
     archive::{file_target, write_file},
     pipe::{ChunkReader, ChunkWriter},
-    remote::{Remote, quoted},
+    remote::{Ended, Remote, quoted},
 };
 
 /// Prints the files below a directory, each followed by a zero byte; links are left out.
@@ -30,12 +30,12 @@ const MAX_LIST: u64 = 64 << 20;
 
 pub(super) async fn download(remote: &Remote<'_>, source: &str, destination: &Path) -> Result<()> {
     let target = file_target(destination.to_owned(), Path::new(source));
-    let why = match download_file(remote, source, target).await? {
+    let failed = match download_file(remote, source, target).await? {
         Ok(()) => return Ok(()),
-        Err(why) => why,
+        Err(failed) => failed,
     };
     if !remote.is_directory(source).await {
-        bail!("the container has neither tar nor a cat that reads {source}: {why}");
+        return Err(failure(&failed, "cat"));
     }
     let directory = source.trim_end_matches('/');
     let script = format!("{LIST}{}", quoted(directory));
@@ -51,19 +51,31 @@ pub(super) async fn download(remote: &Remote<'_>, source: &str, destination: &Pa
         })
         .await?;
     if ended.status != ExitStatus::Code(0) {
-        bail!(
-            "the container has neither tar nor a shell: {}",
-            ended.errors.trim()
-        );
+        return Err(failure(&ended, "a shell"));
     }
     fs::create_dir_all(destination)?;
     for file in list?.split_terminator('\0') {
         let target = target_below(destination, directory, file)?;
-        if let Err(why) = download_file(remote, file, target).await? {
-            bail!("{why}");
+        if let Err(failed) = download_file(remote, file, target).await? {
+            return Err(failure(&failed, "cat"));
         }
     }
     Ok(())
+}
+
+/// Why a copy without tar failed: `program` is missing, or what it reported.
+fn failure(ended: &Ended, program: &str) -> anyhow::Error {
+    let reported = match &ended.status {
+        ExitStatus::Failed(message) => message.trim(),
+        ExitStatus::Code(_) => ended.errors.trim(),
+    };
+    match ended.is_program_missing() {
+        true => anyhow!(
+            "the container has neither tar nor {program}: add a container that has them with `kubectl debug`, or use a volume"
+        ),
+        false if reported.is_empty() => anyhow!("the copy failed in the container"),
+        false => anyhow!("{reported}"),
+    }
 }
 
 /// The place of a listed file; a container may list anything.
@@ -81,12 +93,12 @@ fn target_below(destination: &Path, directory: &str, file: &str) -> Result<PathB
     Ok(destination.join(inside))
 }
 
-/// The inner error is what `cat` reported.
+/// The inner error is how `cat` ended.
 async fn download_file(
     remote: &Remote<'_>,
     source: &str,
     target: PathBuf,
-) -> Result<Result<(), String>> {
+) -> Result<Result<(), Ended>> {
     let to = target.clone();
     let (ended, written) = remote
         .receive(&["cat", source], move |mut output: ChunkReader| {
@@ -99,10 +111,7 @@ async fn download_file(
         })
         .await?;
     if ended.status != ExitStatus::Code(0) {
-        return Ok(Err(match ended.status {
-            ExitStatus::Failed(message) => message,
-            ExitStatus::Code(_) => ended.errors.trim().to_owned(),
-        }));
+        return Ok(Err(ended));
     }
     if !written? {
         write_file(&target, &mut io::empty(), None)?;
@@ -152,16 +161,43 @@ async fn upload_file(remote: &Remote<'_>, source: &Path, target: &str) -> Result
         .await?;
     match ended.status {
         ExitStatus::Code(0) => Ok(()),
-        _ => bail!(
-            "the container has neither tar nor a shell: {}",
-            ended.errors.trim()
-        ),
+        _ => Err(failure(&ended, "a shell")),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failed_copy_names_the_missing_program_or_what_was_reported() {
+        let ended = |status: ExitStatus, errors: &str| Ended {
+            status,
+            errors: errors.to_owned(),
+        };
+        let missing = ExitStatus::Failed("exec: \"cat\": executable file not found".to_owned());
+        for (ended, expected) in [
+            (
+                ended(missing, ""),
+                "the container has neither tar nor cat: ",
+            ),
+            (
+                ended(ExitStatus::Code(127), "sh: cat: not found"),
+                "the container has neither tar nor cat: ",
+            ),
+            (
+                ended(ExitStatus::Code(1), "cat: /x: Permission denied\n"),
+                "cat: /x: Permission denied",
+            ),
+            (
+                ended(ExitStatus::Code(1), ""),
+                "the copy failed in the container",
+            ),
+        ] {
+            let shown = failure(&ended, "cat").to_string();
+            assert!(shown.starts_with(expected), "{shown}");
+        }
+    }
 
     #[test]
     fn listed_files_stay_below_the_destination() {
