@@ -115,6 +115,7 @@ impl Controller for Budgets {
                 .event(&about, Kind::Warning, "UnmanagedPods", text);
         }
         let expected = expected.map(|expected| expected.pods);
+        let problem = expected.as_ref().err().cloned();
         let (status, after) = decide(&budget, &pods, expected, self.shared.now());
         if budget.status.as_ref() != Some(&status) {
             let updated = PodDisruptionBudget {
@@ -122,6 +123,10 @@ impl Controller for Budgets {
                 ..(*budget).clone()
             };
             self.budgets.update_status(&key.namespace, &updated).await?;
+        }
+        // Nothing else tells when a kind of controllers is served, such as that of a new definition.
+        if let Some(problem) = problem {
+            return Err(Error::Invalid(problem));
         }
         Ok(after.map_or_else(|| rest_of_pods(pods.len()), Action::After))
     }
