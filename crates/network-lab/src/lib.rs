@@ -103,11 +103,6 @@ impl Namespace {
         self.run(move || ask_udp_here(to)).await
     }
 
-    /// Sends a segment of a TCP connection that the receiver does not know.
-    pub async fn send_stray_segment(&self, from: SocketAddr, to: SocketAddr) {
-        self.run(move || send_stray_segment(from, to)).await;
-    }
-
     /// Answers SCTP on a port, as [`Namespace::serve`].
     pub async fn serve_sctp(&self, name: &str, port: u16) {
         let name = name.to_owned();
@@ -298,49 +293,16 @@ pub fn port_unreachable(client: SocketAddr, server: SocketAddr) -> Vec<u8> {
     let mut message = [&kind[..], &[0; 6], &quoted].concat();
     if client.is_ipv4() {
         // The kernel computes only the checksum of ICMPv6.
-        let sum = checksum(&message);
+        let words = message.chunks(2).map(|two| {
+            let low = two.get(1).copied().unwrap_or_default();
+            u32::from(u16::from_be_bytes([two[0], low]))
+        });
+        let mut sum: u32 = words.sum();
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        let sum = !u16::try_from(sum).unwrap();
         message[2..4].copy_from_slice(&sum.to_be_bytes());
     }
     message
-}
-
-/// The checksum of ICMP and TCP.
-fn checksum(bytes: &[u8]) -> u16 {
-    let words = bytes.chunks(2).map(|two| {
-        let low = two.get(1).copied().unwrap_or_default();
-        u32::from(u16::from_be_bytes([two[0], low]))
-    });
-    let mut sum: u32 = words.sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !u16::try_from(sum).unwrap()
-}
-
-/// Sends an acknowledgement of a TCP connection that the receiver does not know. IPv4 only.
-fn send_stray_segment(from: SocketAddr, to: SocketAddr) {
-    const ACKNOWLEDGEMENT: u8 = 0x10;
-    let (IpAddr::V4(source), IpAddr::V4(target)) = (from.ip(), to.ip()) else {
-        panic!("IPv4 only");
-    };
-    let mut segment = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
-    segment.extend([7_u32, 9].map(u32::to_be_bytes).concat());
-    segment.extend([5 << 4, ACKNOWLEDGEMENT, 0xff, 0xff, 0, 0, 0, 0]);
-    let pseudo = [
-        &source.octets()[..],
-        &target.octets(),
-        &[0, 6, 0, 20],
-        &segment,
-    ]
-    .concat();
-    segment[16..18].copy_from_slice(&checksum(&pseudo).to_be_bytes());
-    let raw = socket(
-        AddressFamily::Inet,
-        SockType::Raw,
-        SockFlag::empty(),
-        SockProtocol::Tcp,
-    )
-    .unwrap();
-    let to = SockaddrStorage::from(SocketAddr::new(to.ip(), 0));
-    sendto(raw.as_raw_fd(), &segment, &to, MsgFlags::empty()).unwrap();
 }

@@ -10,7 +10,6 @@
 
 mod budgets;
 pub mod endpoints;
-mod handover;
 pub mod health;
 mod health_server;
 pub mod host_ports;

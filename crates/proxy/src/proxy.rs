@@ -26,7 +26,6 @@ use tracing::warn;
 use crate::{
     budgets::Budget,
     endpoints::{NodeTopology, is_proxied, local_addresses},
-    handover::{self, Formers, Handover},
     health::{Check, Health},
     health_server::{Listen, Page, serve, serve_checks},
     host_ports::{self, ListeningPort, NodeAddresses},
@@ -34,8 +33,7 @@ use crate::{
     rules::contribution,
     ruleset::{Datagrams, Ruleset, ServiceKey},
     service::{
-        Policy, PortView, announced_before, announced_by, health_check_port, is_from_pool,
-        source_range_count, views,
+        Policy, PortView, announced_by, health_check_port, is_from_pool, source_range_count, views,
     },
     stale_flows::StaleFlows,
     table::{DnsRedirect, Frame},
@@ -172,9 +170,7 @@ struct Worker<'a> {
     /// Load balancers, and the ports that processes of this node keep.
     balancers: BTreeMap<ServiceKey, Vec<ListeningPort>>,
     announcements: watch::Sender<BTreeSet<IpAddr>>,
-    /// Passes on the connections of nodes that announced these addresses before.
-    handover: Handover,
-    /// Whether these addresses, their former announcers or those nodes changed since they were last published.
+    /// Whether these addresses changed since they were last published.
     is_moved: bool,
     /// The sets that Services with session affinity need.
     affinity: Budget,
@@ -254,7 +250,6 @@ impl Proxy {
             announced: BTreeMap::new(),
             balancers: BTreeMap::new(),
             announcements: self.announce(context),
-            handover: Handover::new(&config.id, &config.node_ips),
             is_moved: true,
             affinity: Budget::new(AFFINITY_SETS),
             source_ranges: Budget::new(SOURCE_RANGES),
@@ -266,7 +261,7 @@ impl Proxy {
         changes.drain(&mut services, &mut slices);
         worker.nodes_changed(&mut nodes);
         worker.start(std::mem::take(&mut changes.dirty)).await?;
-        worker.publish().await;
+        worker.publish();
         context.ready();
         self.serve_health(context);
         let mut check = CheckTimer::start();
@@ -295,7 +290,7 @@ impl Proxy {
             }
             changes.drain(&mut services, &mut slices);
             worker.apply(std::mem::take(&mut changes)).await?;
-            worker.publish().await;
+            worker.publish();
         }
     }
 }
@@ -406,9 +401,6 @@ impl Worker<'_> {
         if let Some(full) = nft.find_drift(&table, || self.ruleset.full()).await? {
             warn!("nftables table of services was changed, rewriting it");
             self.proxy.nft.apply(&full).await?;
-            // Who removed all tables removed these, too.
-            self.handover.forget();
-            self.is_moved = true;
         }
         Ok(())
     }
@@ -547,12 +539,10 @@ impl Worker<'_> {
     }
 
     /// Announces the addresses of this node, after its rules for them are in place.
-    async fn publish(&mut self) {
+    fn publish(&mut self) {
         if !std::mem::take(&mut self.is_moved) {
             return;
         }
-        let formers = self.formers();
-        self.handover.set(&self.proxy.nft, formers).await;
         let all: BTreeSet<IpAddr> = self.announced.values().flatten().copied().collect();
         self.announcements.send_if_modified(|announced| {
             let is_changed = *announced != all;
@@ -561,31 +551,9 @@ impl Worker<'_> {
         });
     }
 
-    /// The nodes that announced this node's addresses before, where they still can have connections.
-    fn formers(&self) -> Formers {
-        let mut formers = Formers::new();
-        for (key, addresses) in &self.announced {
-            let service = self.sources.services.get(&key.0, &key.1);
-            let Some(former) = service.as_deref().and_then(announced_before) else {
-                continue;
-            };
-            let node = self.sources.nodes.get("", former);
-            let Some(node) = node.filter(|_| former != self.place.node) else {
-                continue;
-            };
-            let pairs = addresses.iter().filter_map(|ip| {
-                let near = handover::address_of(&node, ip.is_ipv4())?;
-                (!self.proxy.config.node_ips.contains(&near)).then_some((*ip, near))
-            });
-            formers.extend(pairs);
-        }
-        formers
-    }
-
     /// Returns whether this node's zone changed.
     fn nodes_changed(&mut self, events: &mut Subscription<Node>) -> bool {
         while events.try_next().is_some() {}
-        self.is_moved |= !self.announced.is_empty();
         let own = self.sources.nodes.get("", &self.place.node);
         self.proxy.health.set_node(own.as_deref());
         let zone = own.and_then(|node| zone(&node));

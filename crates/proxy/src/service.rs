@@ -18,8 +18,6 @@ const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
 /// The annotation with the node that announces a load balancer's addresses.
 const ANNOUNCER: &str = "mainstay.local/announced-by";
-/// The annotation with the node that announced them before.
-const FORMER: &str = "mainstay.local/announced-before";
 /// The condition of Services whose addresses are from the built-in load balancer's pool.
 const FROM_POOL: &str = "mainstay.local/AddressFromPool";
 /// The class of the built-in load balancer, which is also the default.
@@ -121,12 +119,6 @@ pub fn announced_by(service: &Service, node: &str) -> Vec<IpAddr> {
     }
     let all = balancer_addresses(service).into_iter();
     all.map(|address| address.ip).collect()
-}
-
-/// The node that announced the addresses before the current announcer.
-pub fn announced_before(service: &Service) -> Option<&str> {
-    let annotations = service.metadata.annotations.as_ref()?;
-    annotations.get(FORMER).map(String::as_str)
 }
 
 /// Whether the addresses are from the load balancer's pool. Only controllers write a Service's

@@ -14,14 +14,11 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
 };
 use reconcile::{condition, placement};
-use serde_json::{Value, json};
 
 /// The load balancer class of this controller; it also serves Services without a class.
 pub const CLASS: &str = "mainstay.local/load-balancer";
 /// The annotation of a Service with an address of the pool: the node that announces it.
 pub const ANNOUNCER: &str = "mainstay.local/announced-by";
-/// The annotation with the node that announced it before: it may still have connections, which the announcer passes on.
-pub const FORMER: &str = "mainstay.local/announced-before";
 /// The condition of a Service whose addresses are from the pool. Nodes trust it, unlike the
 /// annotation, since only controllers write a Service's status.
 pub const FROM_POOL: &str = "mainstay.local/AddressFromPool";
@@ -186,18 +183,6 @@ pub(super) fn announcer(service: &Service) -> Option<&str> {
     annotations.get(ANNOUNCER).map(String::as_str)
 }
 
-/// The annotations that name the announcer of a decision, and the node before it.
-pub(super) fn annotations(service: &Service, decision: &Decision) -> Value {
-    let (old, new) = (announcer(service), decision.announcer.as_deref());
-    let annotations = service.metadata.annotations.as_ref();
-    let former = annotations.and_then(|annotations| annotations.get(FORMER));
-    let former = match old {
-        Some(old) if new != Some(old) => Some(old),
-        _ => former.map(String::as_str),
-    };
-    json!({ANNOUNCER: new, FORMER: former.filter(|former| new != Some(*former))})
-}
-
 /// Decides about one of our Services.
 pub(super) fn decide(service: &Service, view: &View<'_>) -> Decision {
     let Some(spec) = &service.spec else {
@@ -349,6 +334,8 @@ fn choose_announcer(service: &Service, nodes: &[&Node]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     fn service(name: &str, patch: Value) -> Arc<Service> {
@@ -662,45 +649,6 @@ mod tests {
             "{thief:?}"
         );
         assert_eq!(world.ingress(1), ["198.51.100.2"]);
-    }
-
-    #[test]
-    fn the_node_that_announced_before_is_named_until_it_announces_again() {
-        for ((old, former), new, expected) in [
-            ((None, None), Some("one"), (Some("one"), None)),
-            ((Some("one"), None), Some("two"), (Some("two"), Some("one"))),
-            (
-                (Some("two"), Some("one")),
-                Some("two"),
-                (Some("two"), Some("one")),
-            ),
-            (
-                (Some("two"), Some("one")),
-                Some("one"),
-                (Some("one"), Some("two")),
-            ),
-            ((Some("one"), None), None, (None, Some("one"))),
-            ((None, Some("one")), Some("two"), (Some("two"), Some("one"))),
-            ((None, Some("one")), Some("one"), (Some("one"), None)),
-        ] {
-            let known = service(
-                "a",
-                json!({"metadata": {"annotations": annotated(old, former)}}),
-            );
-            let decision = Decision {
-                announcer: new.map(str::to_owned),
-                ..Decision::default()
-            };
-            let expected = json!({ANNOUNCER: expected.0, FORMER: expected.1});
-            assert_eq!(annotations(&known, &decision), expected);
-        }
-    }
-
-    fn annotated(announcer: Option<&str>, former: Option<&str>) -> Value {
-        let all = [(ANNOUNCER, announcer), (FORMER, former)].into_iter();
-        let set = all.filter_map(|(key, value)| Some((key, value?)));
-        set.map(|(key, value)| (key.to_owned(), json!(value)))
-            .collect()
     }
 
     #[test]

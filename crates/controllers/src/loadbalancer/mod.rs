@@ -27,7 +27,7 @@ use crate::{
     shared::{LOAD_BALANCER, SERVICE, Shared, TYPE},
 };
 use claims::Claims;
-pub use decide::{ANNOUNCER, CLASS, FORMER, FROM_POOL};
+pub use decide::{ANNOUNCER, CLASS, FROM_POOL};
 use decide::{Decision, FINALIZER, View, decide};
 pub use pool::Pool;
 
@@ -203,7 +203,7 @@ impl Balancers {
         if is_announced && decide::has_finalizer(service) {
             return Ok(());
         }
-        let annotations = decide::annotations(service, decision);
+        let annotations = json!({ANNOUNCER: decision.announcer});
         let metadata = json!({"finalizers": [FINALIZER], "annotations": annotations});
         let patched = self.patch_metadata(service, key, metadata).await?;
         self.written(patched).await;
@@ -261,7 +261,7 @@ impl Balancers {
         if is_announced || decide::has_finalizer(service) {
             let metadata = json!({
                 "$deleteFromPrimitiveList/finalizers": [FINALIZER],
-                "annotations": {ANNOUNCER: null, FORMER: null},
+                "annotations": {ANNOUNCER: null},
             });
             self.patch_metadata(service, key, metadata).await?;
         }

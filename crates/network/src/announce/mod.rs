@@ -11,62 +11,12 @@ mod socket;
 
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
-use futures::TryStreamExt;
-use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::{Error, IpNet, Result, links, netns::Netlink};
+use crate::{Error, Result, links, netns::Netlink};
 use packets::{announcement, answer, question};
 use socket::LinkSocket;
-
-/// The link of the node's own addresses, which it shares with other nodes.
-#[derive(Debug, Clone)]
-pub struct SharedLink {
-    /// Its name.
-    pub name: String,
-    /// The networks that are reached over it without a router.
-    pub networks: Vec<IpNet>,
-}
-
-impl SharedLink {
-    /// The link of these addresses, if there is one.
-    pub async fn find(node_ips: &[IpAddr]) -> Result<Option<Self>> {
-        let netlink = Netlink::here()?;
-        let Some(link) = links::at(&netlink, node_ips).await? else {
-            return Ok(None);
-        };
-        Ok(Some(Self {
-            networks: networks(&netlink, link.index).await?,
-            name: link.name,
-        }))
-    }
-
-    /// Whether an address is reached without a router.
-    pub fn reaches(&self, ip: IpAddr) -> bool {
-        self.networks.iter().any(|network| network.contains(&ip))
-    }
-}
-
-/// The networks of a link's addresses.
-async fn networks(netlink: &Netlink, index: u32) -> Result<Vec<IpNet>> {
-    let addresses = netlink.handle.address().get();
-    let addresses = addresses.set_link_index_filter(index).execute();
-    let addresses: Vec<AddressMessage> = addresses
-        .try_collect()
-        .await
-        .map_err(Error::netlink("list addresses of the node's link"))?;
-    let network = |message: AddressMessage| {
-        let length = message.header.prefix_len;
-        message.attributes.into_iter().find_map(|attribute| {
-            let AddressAttribute::Address(ip) = attribute else {
-                return None;
-            };
-            IpNet::new(ip, length).ok()
-        })
-    };
-    Ok(addresses.into_iter().filter_map(network).collect())
-}
 
 /// When an announcement is repeated: neighbours may miss one, and switches forget.
 const REPEAT: [Duration; 3] = [
