@@ -401,10 +401,15 @@ mod tests {
         let (first, ()) = tokio::join!(upstream.ask(&request, Transport::Udp), respond);
         assert!(!first.unwrap_or_else(|code| panic!("{code}")).renew);
         clock.advance(Duration::from_secs(61));
+        let begun = std::time::Instant::now();
         let asked = async {
             for renew in [true, false] {
                 let stale = upstream.ask(&request, Transport::Udp).await;
                 let stale = stale.unwrap_or_else(|code| panic!("{code}"));
+                assert!(
+                    begun.elapsed() >= STALE_AFTER,
+                    "the server may still answer"
+                );
                 let message = Message::from_vec(&stale.bytes).unwrap();
                 assert_eq!((message.answers.len(), stale.renew), (1, renew));
             }

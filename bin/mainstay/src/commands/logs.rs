@@ -37,14 +37,15 @@ pub(super) fn run(asked: &Logs) -> Result<()> {
     };
     let data_dir = cluster::settings::data_dir(&options)?;
     let path = data_dir.join(LOG);
-    let part = asked.part.as_deref().map(target);
+    let targets = asked.part.as_deref().map(targets);
+    let targets = targets.as_deref();
     if super::install::is_installed() {
         let (holder, service) = (
             cluster::lock::holder(&data_dir),
             super::install::main_process(),
         );
         if logs_to_journal(holder, service, path.exists()) {
-            let printed = journal(part, asked.follow);
+            let printed = journal(targets, asked.follow);
             return printed.or_else(|error| {
                 ensure_known(asked.part.as_deref())?;
                 Err(error)
@@ -61,7 +62,7 @@ pub(super) fn run(asked: &Logs) -> Result<()> {
     loop {
         line.clear();
         while reader.read_line(&mut line)? > 0 {
-            if is_about(&line, part) {
+            if is_about(&line, targets) {
                 out.write_all(line.as_bytes())?;
                 is_found = true;
             }
@@ -87,14 +88,14 @@ fn logs_to_journal(holder: Option<i32>, service: Option<i32>, has_file: bool) ->
 }
 
 /// The service logs to the journal.
-fn journal(part: Option<&str>, follow: bool) -> Result<()> {
+fn journal(targets: Option<&[&str]>, follow: bool) -> Result<()> {
     let mut command = Command::new("journalctl");
     command.args(["--unit", UNIT, "--output", "cat"]);
     if follow {
         command.arg("--follow");
     }
-    if let Some(part) = part {
-        command.args(["--grep", &format!("[ \"]{part}(::|:|\")")]);
+    if let Some(targets) = targets {
+        command.args(["--grep", &format!("[ \"]({})(::|:|\")", targets.join("|"))]);
     }
     let status = command.status().with_context(|| {
         format!("cannot run journalctl: the service {UNIT} logs to systemd's journal, `mainstay up --detach` to a file")
@@ -103,11 +104,17 @@ fn journal(part: Option<&str>, follow: bool) -> Result<()> {
     Ok(())
 }
 
-/// The target of a component's log lines.
-fn target(part: &str) -> &str {
+/// The targets of a component's log lines: the crates that it consists of.
+fn targets(part: &str) -> Vec<&str> {
     match part {
-        "network-policy" => "policy",
-        part => part,
+        "apiserver" => [
+            &[part, "admission", "aggregator", "apiextensions"][..],
+            &["audit", "auth", "connect", "flowcontrol"],
+            &["http_server", "openapi", "registry", "webhook"],
+        ]
+        .concat(),
+        "network-policy" => vec!["policy"],
+        part => vec![part],
     }
 }
 
@@ -124,8 +131,8 @@ fn ensure_known(part: Option<&str>) -> Result<()> {
 
 /// Whether a line is from a component: ` kubelet::sweep: …` in text, or `"target":"kubelet::sweep"`
 /// in JSON.
-fn is_about(line: &str, part: Option<&str>) -> bool {
-    let Some(part) = part else {
+fn is_about(line: &str, targets: Option<&[&str]>) -> bool {
+    let Some(targets) = targets else {
         return true;
     };
     let after = |before: &str| {
@@ -133,7 +140,8 @@ fn is_about(line: &str, part: Option<&str>) -> bool {
             .skip(1)
             .any(|rest| rest.starts_with([':', '"']))
     };
-    after(&format!(" {part}")) || after(&format!("\"{part}"))
+    let is_from = |target: &&str| after(&format!(" {target}")) || after(&format!("\"{target}"));
+    targets.iter().any(is_from)
 }
 
 #[cfg(test)]
@@ -171,15 +179,24 @@ mod tests {
     fn lines_belong_to_the_part_that_wrote_them() {
         let text = "2026-01-01T00:00:00Z  INFO kubelet::sweep: removes the scheduler's things\n";
         let json = r#"{"level":"INFO","target":"scheduler","fields":{}}"#;
+        let audit = "2026-01-01T00:00:00Z ERROR audit::log: audit event lost\n";
         let cases = [
             (text, Some("kubelet"), true),
             (text, Some("scheduler"), false),
             (text, Some("kube"), false),
             (json, Some("scheduler"), true),
             (text, None, true),
+            (audit, Some("apiserver"), true),
+            (audit, Some("audit"), true),
+            (audit, Some("kubelet"), false),
         ];
         for (line, part, expected) in cases {
-            assert_eq!(is_about(line, part), expected, "{part:?} {line}");
+            let targets = part.map(targets);
+            assert_eq!(
+                is_about(line, targets.as_deref()),
+                expected,
+                "{part:?} {line}"
+            );
         }
     }
 }

@@ -403,6 +403,7 @@ async fn server_with_hook_for_parts() -> (Server, Hook) {
 
 /// Operation, kind and subresource of a request to a webhook.
 fn asked_about(request: &Value) -> String {
+    assert_ne!(request["requestSubResource"], "", "absent if there is none");
     let subresource = request["requestSubResource"].as_str().unwrap_or_default();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (operation, kind) = (text(&request["operation"]), text(&request["kind"]["kind"]));
