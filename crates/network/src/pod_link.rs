@@ -5,7 +5,7 @@ use std::{
     fs::File,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::AsRawFd,
-    path::{Path, PathBuf},
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
@@ -53,7 +53,7 @@ pub(crate) async fn connect(namespace: &Path, link: PodLink) -> Result<()> {
 }
 
 /// Returns a socket in the node's namespace.
-fn make(namespace: &PathBuf, link: &PodLink) -> Result<RouteSocket> {
+fn make(namespace: &Path, link: &PodLink) -> Result<RouteSocket> {
     let mut host = RouteSocket::open()?;
     let pod = netns::open(namespace)?;
     let index = ensure_pair(&mut host, namespace, &pod, link)?;
@@ -69,7 +69,7 @@ fn make(namespace: &PathBuf, link: &PodLink) -> Result<RouteSocket> {
 /// The index of the host's side of the pair, which is made unless it is whole.
 fn ensure_pair(
     host: &mut RouteSocket,
-    namespace: &PathBuf,
+    namespace: &Path,
     pod: &File,
     link: &PodLink,
 ) -> Result<u32> {
@@ -90,13 +90,15 @@ fn ensure_pair(
 }
 
 /// The pod's side, asked for by another thread: this one still makes changes on the node's side.
-fn link_inside(namespace: &PathBuf) -> Result<Option<Link>> {
+fn link_inside(namespace: &Path) -> Result<Option<Link>> {
     thread::scope(|scope| {
         let look = || {
             netns::enter(namespace, &netns::open(namespace)?)?;
             RouteSocket::open()?.link(POD_LINK)
         };
-        scope.spawn(look).join().map_err(|_| Error::ThreadLost)?
+        let looking = thread::Builder::new().spawn_scoped(scope, look);
+        let looking = looking.map_err(|_| Error::ThreadLost)?;
+        looking.join().map_err(|_| Error::ThreadLost)?
     })
 }
 
