@@ -9,6 +9,7 @@ use machinery::{
     Object, Value,
     apply::{self, Root},
     patch::json,
+    schema,
     text::quote,
 };
 
@@ -182,17 +183,7 @@ fn json_patch(value: &Cel<'_>, live: &Object) -> Result<Mutated, String> {
         .into();
     match json::apply(live, &operations) {
         Ok(mut object) => {
-            if let Some(kind) = object
-                .get("kind")
-                .filter(|kind| live.get("kind") != Some(*kind))
-            {
-                let version = tree::text(tree::get(live, "apiVersion"));
-                return Err(format!(
-                    "no kind {} is registered for version {}",
-                    quote(tree::text(kind)),
-                    quote(version)
-                ));
-            }
+            refuse_unknown_kind(live, &object)?;
             keep_type(live, &mut object);
             Ok(Mutated::Patched(object))
         }
@@ -202,6 +193,24 @@ fn json_patch(value: &Cel<'_>, live: &Object) -> Result<Mutated, String> {
             let why = describe(live, &operations, &error);
             Err(format!("JSON Patch: {why}"))
         }
+    }
+}
+
+/// Refuses a kind that the version of a built-in kind does not have. Another kind that it has is ignored.
+fn refuse_unknown_kind(live: &Object, mutated: &Object) -> Result<(), String> {
+    let version = tree::text(tree::get(live, "apiVersion"));
+    let (group, name) = version.split_once('/').unwrap_or(("", version));
+    let is_known = |object: &Object| {
+        let kind = tree::text(tree::get(object, "kind"));
+        schema::lookup_kind(group, name, kind).is_some()
+    };
+    match mutated.get("kind") {
+        Some(kind) if is_known(live) && !is_known(mutated) => Err(format!(
+            "no kind {} is registered for version {}",
+            quote(tree::text(kind)),
+            quote(version)
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -291,7 +300,7 @@ fn find_misplaced(value: &Cel<'_>, place: &str, wrong: &mut Vec<String>) -> Resu
 
 #[cfg(test)]
 mod tests {
-    use machinery::{json::json, schema};
+    use machinery::json::json;
 
     use super::*;
     use crate::{
