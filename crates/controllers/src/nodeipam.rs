@@ -123,9 +123,11 @@ impl Allocator {
                 let overlaps = |other: &Subnet| other.overlaps(&range.subnet(number));
                 is_assigned(number, cidr) || others.iter().any(overlaps)
             };
-            let (number, cidr) = range.first_free(start, is_taken)?;
-            *first = number;
-            Some(cidr)
+            let free = range.first_free(start, is_taken);
+            *first = free
+                .as_ref()
+                .map_or_else(|| range.parts(), |(number, _)| *number);
+            free.map(|(_, cidr)| cidr)
         });
         found.collect()
     }

@@ -35,27 +35,22 @@ pub struct Base {
 }
 
 /// Moves the helper, and changes the sources of mounts that are at slots; returns whether it did. The directories are
-/// those that the helper writes to.
-pub(super) fn enter(spec: &mut Spec, base: &Base, directories: &[&Path]) -> bool {
+/// those that the helper writes to. An error if it can be in neither namespace.
+pub(super) fn enter(spec: &mut Spec, base: &Base, directories: &[&Path]) -> io::Result<bool> {
     if !is_private(spec) {
-        return false;
+        return Ok(false);
     }
-    let entered = File::open("/proc/self/ns/mnt").and_then(|back| {
-        let mut changed = spec.clone();
-        let outcome = attach(&mut changed, base, directories);
-        if outcome.is_err() {
-            setns(&back, CloneFlags::CLONE_NEWNS)?;
-        }
-        outcome.map(|()| changed)
-    });
-    match entered {
-        Ok(changed) => {
+    let back = File::open("/proc/self/ns/mnt")?;
+    let mut changed = spec.clone();
+    match attach(&mut changed, base, directories) {
+        Ok(()) => {
             *spec = changed;
-            true
+            Ok(true)
         }
         Err(error) => {
             tracing::debug!(%error, "a container is created from the node's mounts");
-            false
+            setns(&back, CloneFlags::CLONE_NEWNS)?;
+            Ok(false)
         }
     }
 }

@@ -46,7 +46,10 @@ pub(super) fn container(bundle: &Path, root: &Path, base: Option<Base>) -> Outco
     let hooks: Vec<_> = hooks.into_iter().flatten().collect();
     let hooked = !hooks.is_empty();
     add_hooks(&mut spec, hooks);
-    let entered = base.is_some_and(|base| own_mounts::enter(&mut spec, &base, &[bundle, root]));
+    let entered = match base {
+        Some(base) => own_mounts::enter(&mut spec, &base, &[bundle, root])?,
+        None => false,
+    };
     if !hooked && !lent && !moved && !entered {
         return Ok(Prepared {
             bundle: bundle.to_path_buf(),
