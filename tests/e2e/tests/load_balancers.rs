@@ -250,7 +250,7 @@ fn no_new_connection_is_refused_when_a_rollout_moves_the_address() {
     for thread in steady {
         let (answered, failed) = thread.join().expect("no panic");
         assert!(failed.is_empty(), "{answered} answers, but {failed:?}");
-        println!("{answered} answers");
+        assert!(answered > 0, "no answer at all");
     }
     two.reset();
     cluster.reset().success();
