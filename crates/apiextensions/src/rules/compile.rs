@@ -31,7 +31,7 @@ pub(super) struct Rule {
     pub(super) message_text: String,
     pub(super) reason: Option<String>,
     /// The relative path of the invalid field.
-    pub(super) field_path: Option<String>,
+    pub(super) field_path: Vec<Step>,
     pub(super) optional_old_self: bool,
     pub(super) compiled: Result<Compiled, String>,
 }
@@ -109,36 +109,77 @@ fn mentions_rules(schema: &Value) -> bool {
             })
 }
 
-/// A field path in the form of its schema: `.m['k']` for the key of a map and `.a.b` for a property, however it was written.
-fn by_schema(path: &str, decl: Option<&Arc<Decl>>) -> String {
-    let (mut normal, mut rest, mut decl) = (String::new(), path, decl.cloned());
-    while !rest.is_empty() {
-        let (name, after) = match rest.strip_prefix("['") {
-            Some(after) => after.split_once("']").unwrap_or((after, "")),
-            None => {
-                let after = rest.strip_prefix('.').unwrap_or(rest);
-                after.split_at(after.find(['.', '[']).unwrap_or(after.len()))
-            }
-        };
+/// A part of a field path.
+#[derive(Debug, PartialEq)]
+pub(super) enum Step {
+    Property(String),
+    /// Of a map.
+    Key(String),
+}
+
+/// A field path by its schema: keys of maps and properties, however they were written.
+fn by_schema(path: &str, decl: Option<&Arc<Decl>>) -> Vec<Step> {
+    let mut decl = decl.cloned();
+    let steps = names(path).map(|(name, is_quoted)| {
         let (is_key, below) = match decl.as_deref().map(|decl| &decl.kind) {
             Some(DeclKind::Map { value, .. }) => (true, Some(value.clone())),
             Some(DeclKind::Object { fields, .. }) => {
                 let mut fields = fields.values();
-                let field = fields.find(|field| &*field.json == name);
-                (
-                    name.contains(['.', '[']),
-                    field.map(|field| field.decl.clone()),
-                )
+                let field = fields.find(|field| *field.json == *name);
+                (false, field.map(|field| field.decl.clone()))
             }
-            _ => (rest.starts_with('['), None),
+            _ => (is_quoted, None),
         };
-        normal.push_str(&match is_key {
-            true => format!("['{name}']"),
-            false => format!(".{name}"),
-        });
-        (rest, decl) = (after, below);
+        decl = below;
+        match is_key {
+            true => Step::Key(name),
+            false => Step::Property(name),
+        }
+    });
+    steps.collect()
+}
+
+/// The names of a path such as `.a['b.c']`, and whether each is quoted.
+fn names(path: &str) -> impl Iterator<Item = (String, bool)> {
+    let mut rest = path;
+    std::iter::from_fn(move || {
+        let (name, after, is_quoted) = match rest.strip_prefix("['") {
+            Some(quoted) => {
+                let (name, after) = unquoted(quoted);
+                (name, after.strip_prefix(']').unwrap_or(after), true)
+            }
+            None if rest.is_empty() => return None,
+            None => {
+                let name = rest.strip_prefix('.').unwrap_or(rest);
+                // The first character belongs to the name, whatever it is.
+                let mut others = name.char_indices().skip(1);
+                let end = others.find(|(_, c)| matches!(c, '.' | '['));
+                let (name, after) = name.split_at(end.map_or(name.len(), |(at, _)| at));
+                (name.to_owned(), after, false)
+            }
+        };
+        rest = after;
+        Some((name, is_quoted))
+    })
+}
+
+/// A quoted name without its escapes, and what follows its last quote.
+fn unquoted(quoted: &str) -> (String, &str) {
+    let (mut name, mut is_escaped) = (String::new(), false);
+    for (at, c) in quoted.char_indices() {
+        match (is_escaped, c) {
+            (false, '\\') => is_escaped = true,
+            (false, '\'') => return (name, &quoted[at + 1..]),
+            (was_escaped, c) => {
+                if was_escaped && !matches!(c, '\'' | '\\') {
+                    name.push('\\');
+                }
+                name.push(c);
+                is_escaped = false;
+            }
+        }
     }
-    normal
+    (name, "")
 }
 
 impl Rule {
@@ -160,7 +201,7 @@ impl Rule {
             rule: text("rule").trim().to_owned(),
             message: text("message").trim().to_owned(),
             reason: given("reason").map(str::to_owned),
-            field_path: given("fieldPath").map(|path| by_schema(path, decl)),
+            field_path: by_schema(text("fieldPath"), decl),
             optional_old_self,
         }
     }
@@ -235,16 +276,33 @@ mod tests {
                 ("m", decl(DeclKind::map(text()))),
             ],
         );
+        let shown = |path: &str, decl| -> String {
+            let steps = by_schema(path, decl).into_iter().map(|step| match step {
+                Step::Property(name) => format!(".{name}"),
+                Step::Key(name) => format!("[{name}]"),
+            });
+            steps.collect()
+        };
         for (given, expected) in [
             (".a.b", ".a.b"),
             (".a['b']", ".a.b"),
             ("['a']", ".a"),
-            (".m.k", ".m['k']"),
-            (".m['k.l']", ".m['k.l']"),
+            (".m.k", ".m[k]"),
+            (".m['k.l']", ".m[k.l]"),
+            (r".m['it\'s']", ".m[it's]"),
+            (r".m['a\\b\c']", r".m[a\b\c]"),
             ("", ""),
+            // No brackets that could be a name end the path.
+            (".[", ".["),
+            (".m.[", ".m[[]"),
+            ("[", ".["),
+            (".", "."),
+            ("['", "."),
+            (r"['a\'][x']", ".a'][x"),
+            (".m.é.ü", ".m[é].ü"),
         ] {
-            assert_eq!(by_schema(given, Some(&root)), expected);
+            assert_eq!(shown(given, Some(&root)), expected, "{given}");
         }
-        assert_eq!(by_schema(".m['k'].x", None), ".m['k'].x");
+        assert_eq!(shown(".m['k'].x", None), ".m[k].x");
     }
 }

@@ -10,7 +10,7 @@ use machinery::field::{Error, ErrorKind, Errors, Path, PathBuf};
 
 use super::{
     super::{ratchet::CorrelatedValue, validate::MAX_ERRORS, view::View},
-    compile::{Compiled, Rule, Rules},
+    compile::{Compiled, Rule, Rules, Step},
 };
 
 /// The cost budget of all rules of an object.
@@ -200,7 +200,7 @@ impl Run<'_> {
             Some(false) => {}
         }
         let is_ratcheted = !compiled.uses_old_self && correlation.is_unchanged();
-        let at = field_path(path, rule.field_path.as_deref());
+        let at = field_path(path, &rule.field_path);
         let detail = match &rule.message_expression {
             Some(Ok(message)) => match self.message(message, &rule.message_text, &variables) {
                 Ok(detail) => detail,
@@ -354,20 +354,11 @@ fn read<'a>(view: View<'a>, decl: Option<&'a Decl>) -> Result<Cel<'a>, Failure> 
 }
 
 /// The path of the field that a rule reports, below the rule's own.
-fn field_path(path: &Path, relative: Option<&str>) -> PathBuf {
-    let mut path = path.to_path_buf();
-    let mut rest = relative.unwrap_or_default();
-    while !rest.is_empty() {
-        if let Some(after) = rest.strip_prefix("['") {
-            let (name, after) = after.split_once("']").unwrap_or((after, ""));
-            path = path.as_path().key(&name.replace("\\'", "'")).to_path_buf();
-            rest = after;
-            continue;
-        }
-        let after = rest.strip_prefix('.').unwrap_or(rest);
-        let end = after.find(['.', '[']).unwrap_or(after.len());
-        path = path.as_path().child(&after[..end]).to_path_buf();
-        rest = &after[end..];
-    }
-    path
+fn field_path(path: &Path, steps: &[Step]) -> PathBuf {
+    steps
+        .iter()
+        .fold(path.to_path_buf(), |path, step| match step {
+            Step::Property(name) => path.as_path().child(name).to_path_buf(),
+            Step::Key(key) => path.as_path().key(key).to_path_buf(),
+        })
 }
