@@ -58,6 +58,11 @@ impl Meter {
         }
     }
 
+    /// Counts bytes against the evaluation under way before they are allocated.
+    pub fn memory(bytes: usize) -> Result<()> {
+        memory(bytes)
+    }
+
     /// Whether a limit was exceeded.
     pub fn is_spent(&self) -> bool {
         self.work == 0 || self.memory == 0

@@ -97,6 +97,21 @@ const _: () = assert!(size_of::<Value<'_>>() <= 48);
 
 /// Maximum nesting of new values: everything that walks them recurses.
 const DEEPEST: u32 = 150;
+/// About the memory of a copy of an entry of a JSON object.
+fn entry_bytes((key, value): (&json::Key, &json::Value)) -> usize {
+    size_of::<json::Key>() + key.len() + json_bytes(value)
+}
+
+fn json_bytes(value: &json::Value) -> usize {
+    let below = match value {
+        json::Value::String(text) => text.len(),
+        json::Value::Array(items) => items.iter().map(json_bytes).sum(),
+        json::Value::Object(map) => map.iter().map(entry_bytes).sum(),
+        _ => 0,
+    };
+    size_of::<json::Value>() + below
+}
+
 impl<'a> Value<'a> {
     pub fn text(text: impl Into<Arc<str>>) -> Self {
         Self::String(Text::Shared(text.into()))
@@ -190,14 +205,19 @@ impl<'a> Value<'a> {
             }
             Self::Library(Library::Lost(why)) => return Err(Error::new(&**why)),
             Self::Bytes(_) | Self::Duration(_) | Self::Timestamp(_) | Self::Library(_) => {
-                json::Value::from(convert::to_text(self)?.as_str())
+                let text = convert::to_text(self)?;
+                meter::memory(text.len())?;
+                json::Value::from(text.as_str())
             }
             Self::Optional(Some(value)) => value.json()?,
             Self::List(list) => {
                 let items = list.iter().map(|item| item?.json());
                 json::Value::Array(items.collect::<Result<_>>()?)
             }
-            Self::Map(Map::Json { map, .. }) => json::Value::Object((*map).clone()),
+            Self::Map(Map::Json { map, .. }) => {
+                meter::memory(map.iter().map(entry_bytes).sum())?;
+                json::Value::Object((*map).clone())
+            }
             Self::Map(map) => {
                 let mut object = json::Map::default();
                 for entry in map.iter() {

@@ -1,7 +1,7 @@
 //! Evaluates a MutatingAdmissionPolicy for one object with one parameter. Pure.
 
 use cel::{
-    JSON_PATCH, OBJECT, Value as Cel,
+    JSON_PATCH, Meter, OBJECT, Value as Cel,
     value::{List, Map},
 };
 use kinds::tree;
@@ -48,6 +48,8 @@ pub(super) enum Mutated {
     Patched(Object),
     /// To be decoded as its type; unknown fields were rejected already.
     Merged(Object),
+    /// To be refused with an internal error, whatever the failure policy.
+    OfOtherKind(String),
 }
 
 impl Mutating {
@@ -136,10 +138,12 @@ fn apply_configuration(value: &Cel<'_>, live: &Object, root: Root<'_>) -> Result
             value.type_of()
         ));
     }
-    // Converted first, because that is bounded in size: values may contain others many times.
-    bounded(value)?;
-    check_types(value)?;
-    let config = native::configuration(value)?;
+    let convert = || {
+        check_types(value)?;
+        native::configuration(value)
+    };
+    // Values may contain others many times.
+    let config = Meter::default().count(convert)?;
     let mut config = config.as_object().cloned().unwrap_or_default();
     if tree::get(&config, "metadata")
         .get("managedFields")
@@ -151,14 +155,6 @@ fn apply_configuration(value: &Cel<'_>, live: &Object, root: Root<'_>) -> Result
     apply::merged(root, live, &config)
         .map(Mutated::Merged)
         .map_err(|why| format!("error applying patch: {why}"))
-}
-
-/// Rejects values that are too large.
-fn bounded(value: &Cel<'_>) -> Result<(), String> {
-    match value.to_json() {
-        Err(error) if error.fatal => Err(error.message),
-        _ => Ok(()),
-    }
 }
 
 /// A mutation cannot change apiVersion and kind.
@@ -176,14 +172,18 @@ fn json_patch(value: &Cel<'_>, live: &Object) -> Result<Mutated, String> {
     let Cel::List(list) = value else {
         return Err("type mismatch: JSONPatchType.expression should evaluate to array".to_owned());
     };
-    let operations: Value = list
-        .iter()
-        .map(|item| operation(&item.map_err(|error| error.message)?))
-        .collect::<Result<Vec<_>, String>>()?
-        .into();
+    let convert = || {
+        list.iter()
+            .map(|item| operation(&item.map_err(|error| error.message)?))
+            .collect::<Result<Vec<_>, String>>()
+    };
+    // All operations together: values may contain others many times.
+    let operations: Value = Meter::default().count(convert)?.into();
     match json::apply(live, &operations) {
         Ok(mut object) => {
-            refuse_unknown_kind(live, &object)?;
+            if let Some(why) = other_kind(live, &object) {
+                return Ok(Mutated::OfOtherKind(why));
+            }
             keep_type(live, &mut object);
             Ok(Mutated::Patched(object))
         }
@@ -196,22 +196,29 @@ fn json_patch(value: &Cel<'_>, live: &Object) -> Result<Mutated, String> {
     }
 }
 
-/// Refuses a kind that the version of a built-in kind does not have. Another kind that it has is ignored.
-fn refuse_unknown_kind(live: &Object, mutated: &Object) -> Result<(), String> {
+/// Why a built-in kind cannot become another one. The error does not depend on the failure policy.
+fn other_kind(live: &Object, mutated: &Object) -> Option<String> {
     let version = tree::text(tree::get(live, "apiVersion"));
     let (group, name) = version.split_once('/').unwrap_or(("", version));
-    let is_known = |object: &Object| {
-        let kind = tree::text(tree::get(object, "kind"));
-        schema::lookup_kind(group, name, kind).is_some()
-    };
-    match mutated.get("kind") {
-        Some(kind) if is_known(live) && !is_known(mutated) => Err(format!(
-            "no kind {} is registered for version {}",
-            quote(tree::text(kind)),
-            quote(version)
-        )),
-        _ => Ok(()),
+    let is_known = |kind: &str| schema::lookup_kind(group, name, kind).is_some();
+    let own = tree::text(tree::get(live, "kind"));
+    let other = tree::text(mutated.get("kind")?);
+    if other.is_empty() || other == own || !is_known(own) {
+        return None;
     }
+    if !is_known(other) {
+        let (other, version) = (quote(other), quote(version));
+        return Some(format!(
+            "no kind {other} is registered for version {version}"
+        ));
+    }
+    let package = match group.split('.').next() {
+        None | Some("") => "core",
+        Some(package) => package,
+    };
+    Some(format!(
+        "failed to convert object: converting ({name}.{other}) to ({package}.{own}): unknown conversion"
+    ))
 }
 
 /// One operation of a patch as JSON.
@@ -223,10 +230,14 @@ fn operation(item: &Cel<'_>) -> Result<Value, String> {
         ));
     }
     let field = |name: &'static str| item.lookup(&Cel::text(name)).map_err(|error| error.message);
+    native::charge(0)?;
     let mut operation = Object::new();
     for name in ["op", "path", "from"] {
         let text = match field(name)? {
-            Some(Cel::String(text)) => text.to_string(),
+            Some(Cel::String(text)) => {
+                native::charge(text.len())?;
+                text.to_string()
+            }
             _ => String::new(),
         };
         if name != "from" || !text.is_empty() {
@@ -237,7 +248,6 @@ fn operation(item: &Cel<'_>) -> Result<Value, String> {
         if object_type(&value).is_some() {
             check_types(&value)?;
         }
-        bounded(&value)?;
         let value = native::patch_value(&value).map_err(|why| {
             format!(
                 "JSONPath valueExpression evaluated to a type that could not marshal to JSON: {why}"
@@ -256,6 +266,9 @@ fn object_type<'v>(value: &'v Cel<'_>) -> Option<&'v str> {
     }
 }
 
+/// More errors about types than this are not shown.
+const SHOWN: usize = 100;
+
 /// `Object.spec{}` is valid only in the field `spec` of an `Object{}`.
 fn check_types(value: &Cel<'_>) -> Result<(), String> {
     let mut wrong = Vec::new();
@@ -268,10 +281,11 @@ fn check_types(value: &Cel<'_>) -> Result<(), String> {
 }
 
 fn find_misplaced(value: &Cel<'_>, place: &str, wrong: &mut Vec<String>) -> Result<(), String> {
+    native::charge(place.len())?;
     match value {
         Cel::Map(map @ Map::Owned(_)) => {
             let object = object_type(value);
-            if let Some(name) = object.filter(|name| *name != place) {
+            if let Some(name) = object.filter(|name| *name != place && wrong.len() < SHOWN) {
                 wrong.push(format!(
                     "unexpected type name {}, expected {}, which matches field name path from root Object type",
                     quote(name),
@@ -309,10 +323,15 @@ mod tests {
     };
 
     fn mutated(mutation: Value) -> Result<Mutated, String> {
+        let more = json!([{"name": "more", "expression": "object.spec.replicas + 4"}]);
+        mutated_with(more, mutation)
+    }
+
+    fn mutated_with(variables: Value, mutation: Value) -> Result<Mutated, String> {
         let case = Case::new(Operation::Create, "apps", "deployments").named("here", "web");
         let given = case.attributes();
         let live = object(json!({"apiVersion": "apps/v1", "kind": "Deployment",
-            "metadata": {"name": "web", "labels": {"a/b": "x"}},
+            "metadata": {"name": "web", "labels": {"a/b": "x"}, "annotations": {"long": "x".repeat(100_000)}},
             "spec": {"replicas": 1, "template": {"spec": {"containers": [{"name": "main", "image": "i"}]}}}}));
         let attributes = Attributes::new(&given, Some(&live));
         let request = attributes.request(&attributes.own());
@@ -324,8 +343,7 @@ mod tests {
             params: None,
             authorizer: None,
         };
-        let spec = json!({"variables": [{"name": "more", "expression": "object.spec.replicas + 4"}],
-                          "mutations": [mutation]});
+        let spec = json!({"variables": variables, "mutations": [mutation]});
         let root = Root::Typed(schema::lookup("apps/v1.Deployment").unwrap());
         Mutating::compile(&spec).mutate(0, &attributes, &activation, root)
     }
@@ -417,12 +435,103 @@ mod tests {
         );
         let failing = "[JSONPatch{op: 'test', path: '/spec/replicas', value: 9}, JSONPatch{op: 'remove', path: '/spec'}]";
         assert_eq!(patched(failing).unwrap(), None);
-        let other = patched("[JSONPatch{op: 'replace', path: '/kind', value: 'Other'}]");
-        assert_eq!(
-            other.unwrap_err(),
-            "no kind \"Other\" is registered for version \"apps/v1\""
-        );
         let lost = patched("[JSONPatch{op: 'remove', path: '/spec/nothing'}]").unwrap_err();
         assert!(lost.starts_with("JSON Patch: "), "{lost}");
+    }
+
+    #[test]
+    fn a_patch_to_another_kind_is_an_error_of_its_own() {
+        for (kind, why) in [
+            (
+                "Other",
+                Some("no kind \"Other\" is registered for version \"apps/v1\""),
+            ),
+            (
+                "DaemonSet",
+                Some(
+                    "failed to convert object: converting (v1.DaemonSet) to (apps.Deployment): unknown conversion",
+                ),
+            ),
+            ("Deployment", None),
+            ("", None),
+        ] {
+            let text = format!("[JSONPatch{{op: 'replace', path: '/kind', value: '{kind}'}}]");
+            let mutation = json!({"patchType": "JSONPatch", "jsonPatch": {"expression": text}});
+            let found = mutated(mutation).unwrap();
+            match why {
+                Some(why) => assert_eq!(found, Mutated::OfOtherKind(why.to_owned()), "{kind}"),
+                None => assert!(matches!(found, Mutated::Patched(_)), "{kind}: {found:?}"),
+            }
+        }
+    }
+
+    /// `v0` is `leaf`, `v1` a list of it 10 times, `v7` of 10,000,000 times. `many` has 1,000 elements.
+    fn multiplied(leaf: &str) -> Value {
+        let variable =
+            |name: String, expression: String| json!({"name": name, "expression": expression});
+        let mut variables = vec![variable("v0".to_owned(), leaf.to_owned())];
+        for at in 1..8 {
+            let before = format!("variables.v{}", at - 1);
+            let ten = vec![before; 10].join(", ");
+            variables.push(variable(format!("v{at}"), format!("[{ten}]")));
+        }
+        let many = vec!["1"; 1000].join(", ");
+        variables.push(variable("many".to_owned(), format!("[{many}]")));
+        variables.into()
+    }
+
+    fn multiplied_error(leaf: &str, is_patch: bool, text: &str) -> String {
+        let mutation = match is_patch {
+            true => json!({"patchType": "JSONPatch", "jsonPatch": {"expression": text}}),
+            false => {
+                json!({"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": text}})
+            }
+        };
+        mutated_with(multiplied(leaf), mutation).unwrap_err()
+    }
+
+    #[test]
+    fn values_that_contain_others_too_many_times_are_refused() {
+        let ten = "[x, x, x, x, x, x, x, x, x, x]";
+        let mut objects = "[Object.b{}]".to_owned();
+        for _ in 0..7 {
+            objects = format!("{objects}.map(x, {ten})");
+        }
+        let patch = |value: &str| format!("[JSONPatch{{op: 'add', path: '/x', value: {value}}}]");
+        for (leaf, is_patch, text) in [
+            // Also after a value without a form in JSON.
+            ("1", true, patch("[dyn(b'\\xff'), dyn(variables.v7)]")),
+            ("1", true, patch("{'a': variables.v7}")),
+            ("1", true, patch("Object{a: type(1), b: variables.v7}")),
+            ("1", true, patch(&format!("Object{{a: type(1), b: {objects}}}"))),
+            ("1", false, format!("Object{{a: type(1), b: {objects}}}")),
+            // Copies of parts of the object.
+            ("object.metadata", true, patch("variables.v3")),
+            ("object.metadata", true, patch("Object{a: variables.many.map(x, object.metadata)}")),
+            ("1", false, "Object{a: variables.many.map(x, object.metadata)}".to_owned()),
+            // All operations together.
+            (
+                "1",
+                true,
+                "variables.many.map(x, JSONPatch{op: 'add', path: '/x', value: variables.v5})".to_owned(),
+            ),
+            (
+                "1",
+                true,
+                "variables.many.map(x, JSONPatch{op: 'add', path: object.metadata.annotations.long})".to_owned(),
+            ),
+        ] {
+            let why = multiplied_error(leaf, is_patch, &text);
+            let is_limit = why.ends_with("operation cancelled: actual cost limit exceeded")
+                && !why.contains("resulted in error");
+            assert!(is_limit, "{text}: {}", why.chars().take(500).collect::<String>());
+        }
+    }
+
+    #[test]
+    fn only_the_first_misplaced_types_are_shown() {
+        let text = "Object{a: variables.many.map(x, Object.b{})}";
+        let why = multiplied_error("1", false, text);
+        assert_eq!(why.lines().count(), SHOWN);
     }
 }

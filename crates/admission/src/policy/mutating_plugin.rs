@@ -204,11 +204,9 @@ async fn mutate(
                 break mutated;
             }
         };
-        let names = (policy.name.as_str(), binding.name.as_str());
-        let failure = mutated.as_ref().err().map(String::as_str);
-        errors.figures.mutated(names, failure, begun.elapsed());
         let is_merged = matches!(mutated, Ok(Mutated::Merged(_)));
-        match mutated.map(|mutated| typed.read(mutated)) {
+        let names = (policy.name.as_str(), binding.name.as_str());
+        match read(typed, mutated, errors.figures, names, begun) {
             Ok(Ok(next)) => {
                 if let Some(next) = next {
                     changed |= next != *form;
@@ -229,6 +227,24 @@ async fn mutate(
         }
     }
     Ok(changed)
+}
+
+/// Decodes the result of a mutation and counts the mutation: one whose result cannot be decoded failed.
+fn read(
+    typed: &Typed<'_>,
+    mutated: Result<Mutated, String>,
+    figures: &Figures,
+    names: (&str, &str),
+    begun: Instant,
+) -> Result<Result<Option<Object>, Status>, String> {
+    let read = mutated.map(|mutated| typed.read(mutated));
+    let failure = match &read {
+        Ok(Ok(_)) => None,
+        Ok(Err(status)) => Some(status.message.as_str()),
+        Err(why) => Some(why.as_str()),
+    };
+    figures.mutated(names, failure, begun.elapsed());
+    read
 }
 
 /// Why a merged object cannot be decoded.
@@ -311,6 +327,7 @@ impl<'a> Typed<'a> {
             Mutated::Same => return Ok(None),
             Mutated::Patched(object) => (object, true),
             Mutated::Merged(object) => (object, false),
+            Mutated::OfOtherKind(why) => return Err(Status::internal(why)),
         };
         let (mut object, findings) = match self {
             Self::Resource(resource) => {
@@ -397,6 +414,7 @@ impl<'a> Errors<'a> {
 #[cfg(test)]
 mod tests {
     use machinery::json::json;
+    use prometheus_client::{encoding::text, registry::Registry};
 
     use super::*;
     use crate::testing::object;
@@ -409,5 +427,51 @@ mod tests {
             why,
             "unable to convert unstructured object to apps/v1, Kind=Deployment: cannot unmarshal number 5.5"
         );
+    }
+
+    #[test]
+    fn mutations_whose_result_is_refused_are_counted_as_failures() {
+        let typed = Typed::Part(schema::lookup_kind("", "v1", "ConfigMap").unwrap());
+        let map =
+            |extra: Value| object(json!({"apiVersion": "v1", "kind": "ConfigMap", "data": extra}));
+        let mut registry = Registry::default();
+        let figures = Figures::new(&mut registry);
+        for (binding, mutated, label) in [
+            ("same", Ok(Mutated::Same), "no_error"),
+            (
+                "good",
+                Ok(Mutated::Patched(map(json!({"a": "b"})))),
+                "no_error",
+            ),
+            (
+                "patched",
+                Ok(Mutated::Patched(map(json!({"a": 1})))),
+                "invalid_error",
+            ),
+            (
+                "merged",
+                Ok(Mutated::Merged(map(json!({"a": 1})))),
+                "invalid_error",
+            ),
+            (
+                "kind",
+                Ok(Mutated::OfOtherKind("why".to_owned())),
+                "invalid_error",
+            ),
+            (
+                "failed",
+                Err("compilation failed".to_owned()),
+                "compile_error",
+            ),
+        ] {
+            let is_good = label == "no_error";
+            let read = read(&typed, mutated, &figures, ("p", binding), Instant::now());
+            assert_eq!(matches!(read, Ok(Ok(_))), is_good, "{binding}: {read:?}");
+            let mut shown = String::new();
+            text::encode(&mut shown, &registry).unwrap();
+            let labels = format!(r#"policy="p",policy_binding="{binding}",error_type="{label}""#);
+            let line = format!("apiserver_mutating_admission_policy_check_total{{{labels}}} 1");
+            assert!(shown.contains(&line), "{line}\n{shown}");
+        }
     }
 }

@@ -285,13 +285,34 @@ async fn custom_resources_are_changed_by_their_schema() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mutating_policy_cannot_change_kind_name_or_namespace() {
     let server = Server::start().await;
-    let kind = patch(
-        "[JSONPatch{op: 'replace', path: '/kind', value: 'Secret'},
-          JSONPatch{op: 'add', path: '/data/seen', value: 'yes'}]",
-    );
-    bind(&server, policy("kind", json!([kind]), json!({})), json!({})).await;
-    let stays = answered(&server, |map| map["data"]["seen"] == "yes").await;
-    assert_eq!(stays["kind"], "ConfigMap");
+    // Each ends a request whatever the failure policy.
+    for (value, why) in [
+        (
+            "PodTemplate",
+            "failed to convert object: converting (v1.PodTemplate) to (core.ConfigMap): unknown conversion",
+        ),
+        (
+            "Other",
+            "no kind \"Other\" is registered for version \"v1\"",
+        ),
+    ] {
+        let kind = patch(&format!(
+            "[JSONPatch{{op: 'replace', path: '/kind', value: '{value}'}}, JSONPatch{{op: 'remove', path: '/data'}}]"
+        ));
+        let name = value.to_lowercase();
+        let change = json!({"failurePolicy": "Ignore", "matchConditions": [{"name": "one", "expression": format!("object.metadata.name == '{name}'")}]});
+        bind(&server, policy(&name, json!([kind]), change), json!({})).await;
+        let refused = eventually(|| async {
+            let tried = try_map(&server, &name).await.json();
+            (tried["kind"] == "Status").then_some(tried)
+        })
+        .await;
+        assert_eq!(refused["code"], 500, "{refused}");
+        assert_eq!(
+            refused["message"],
+            format!("Internal error occurred: {why}")
+        );
+    }
     let moves =
         patch("[JSONPatch{op: 'replace', path: '/metadata/namespace', value: 'kube-system'}]");
     bind(
