@@ -39,7 +39,13 @@ pub(crate) struct Proxy {
 impl Proxy {
     /// Parses `http://[USER[:PASSWORD]@]HOST[:PORT]`, or the same with `https://` or `socks5://`.
     pub(crate) fn parse(proxy: &str) -> Result<Self, Error> {
-        let bad = |why: &str| Error::Server(proxy.to_owned(), why.to_owned());
+        // Without the credentials.
+        let shown = match (proxy.split_once("://"), proxy.rsplit_once('@')) {
+            (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
+            (None, Some((_, host))) => host.to_owned(),
+            (_, None) => proxy.to_owned(),
+        };
+        let bad = |why: &str| Error::Server(shown.clone(), why.to_owned());
         let uri: Uri = proxy.parse().map_err(|error| bad(&format!("{error}")))?;
         let (kind, usual) = match uri.scheme_str() {
             Some("http") => (Kind::Http, 80),
@@ -229,8 +235,9 @@ mod tests {
             );
             assert_eq!(proxy.credentials, owned, "{text}");
         }
-        for text in ["ftp://p", "p", ""] {
-            assert!(Proxy::parse(text).is_err(), "{text}");
+        for text in ["ftp://p", "p", "", "ftp://a:secret@p", "a:secret@p"] {
+            let error = Proxy::parse(text).err().expect("no proxy").to_string();
+            assert!(!error.contains("secret"), "{error}");
         }
     }
 

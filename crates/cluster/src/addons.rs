@@ -77,6 +77,8 @@ impl Service for Addons {
             let mut is_missing = false;
             loop {
                 let event = tokio::select! {
+                    biased;
+                    () = context.shutdown() => return Ok(()),
                     changed = current.changed() => {
                         changed?;
                         self.ensure_cluster_info().await?;
@@ -86,11 +88,10 @@ impl Service for Addons {
                     event = infos.next() => Some(event.ok_or(LOST)?),
                     event = facts.next() => Some(event.ok_or(LOST)?),
                     () = tokio::time::sleep(RETRY), if is_missing => None,
-                    () = context.shutdown() => return Ok(()),
                 };
                 // Changes are left alone: the servers of a cluster have different addresses.
                 if is_missing || matches!(event, Some(Event::Deleted(_))) {
-                    let restored = self.ensure_for_joining().await;
+                    let restored = self.restore_for_joining().await;
                     is_missing = restored.is_err();
                     if let Err(error) = restored {
                         warn!(%error, "cannot restore the ConfigMaps for joining machines");
@@ -121,6 +122,26 @@ impl Addons {
     /// What joining machines read.
     async fn ensure_for_joining(&self) -> Result<(), kube::Error> {
         self.ensure_cluster_info().await?;
+        self.ensure_facts().await
+    }
+
+    /// Creates what joining machines read where it is missing.
+    async fn restore_for_joining(&self) -> Result<(), kube::Error> {
+        if self.is_missing(CLUSTER_INFO).await? {
+            self.ensure_cluster_info().await?;
+        }
+        if self.is_missing(CONFIG_MAP).await? {
+            self.ensure_facts().await?;
+        }
+        Ok(())
+    }
+
+    async fn is_missing(&self, (namespace, name): (&str, &str)) -> Result<bool, kube::Error> {
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
+        Ok(maps.get_opt(name).await?.is_none())
+    }
+
+    async fn ensure_facts(&self) -> Result<(), kube::Error> {
         let (namespace, name) = CONFIG_MAP;
         let facts = Facts::publish(&self.settings);
         self.ensure_map(namespace, name, facts).await

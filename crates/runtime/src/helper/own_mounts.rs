@@ -22,7 +22,7 @@ use std::{
 
 use libcgroups::Hierarchies;
 use nix::sched::{CloneFlags, setns, unshare};
-use oci_spec::runtime::{LinuxNamespaceType, Mount, MountBuilder, Spec};
+use oci_spec::runtime::{Capability, LinuxNamespaceType, Mount, MountBuilder, Spec};
 
 use super::mount_points::{CGROUPS, is_bind};
 use crate::base_mounts::Slots;
@@ -89,7 +89,9 @@ fn take_cgroups(spec: &mut Spec, slots: &Slots) -> io::Result<Vec<Tree>> {
     let mut linux = spec.linux().clone().unwrap_or_default();
     let mut read_only = linux.readonly_paths().clone().unwrap_or_default();
     let covered = read_only.iter().position(|path| path == CGROUPS);
-    let (true, Some(covered)) = (is_top && cgroups.iter().all(is_shown_cgroup), covered) else {
+    // One that may mount could change the directory, which all containers share.
+    let is_shown = is_top && !may_mount(spec) && cgroups.iter().all(is_shown_cgroup);
+    let (true, Some(covered)) = (is_shown, covered) else {
         return Ok(Vec::new());
     };
     read_only.remove(covered);
@@ -117,6 +119,14 @@ fn take_cgroups(spec: &mut Spec, slots: &Slots) -> io::Result<Vec<Tree>> {
     linux.set_readonly_paths(Some(read_only));
     spec.set_linux(Some(linux));
     Ok(trees)
+}
+
+/// Whether the container's processes can get the right to mount.
+fn may_mount(spec: &Spec) -> bool {
+    let process = spec.process().as_ref();
+    let capabilities = process.and_then(|process| process.capabilities().as_ref());
+    let bounding = capabilities.and_then(|capabilities| capabilities.bounding().as_ref());
+    bounding.is_some_and(|bounding| bounding.contains(&Capability::SysAdmin))
 }
 
 /// Whether a mount is one of a cgroup's directory, read-only and directly below the mount point of cgroups.

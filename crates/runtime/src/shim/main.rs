@@ -69,7 +69,8 @@ fn start() -> io::Result<Option<Shim>> {
         drop((write_end, pinned));
         // Beside the second half, in this process, which ends soon: only files keep the namespaces.
         pin::pin(&orders)?;
-        pin_end.write_all(spawn::PINNED)?;
+        // If the second half has ended, its message says why.
+        let _ = pin_end.write_all(spawn::PINNED);
         drop(pin_end);
         // The daemon attaches the network meanwhile. If it is gone, the next one removes the sandbox.
         let _ = nix::unistd::write(io::stdout(), spawn::PINNED);
