@@ -98,6 +98,11 @@ impl Namespace {
         self.run(move || ask_here(to)).await
     }
 
+    /// Whether a TCP connection from inside is refused, and not just ignored.
+    pub async fn is_refused(&self, to: SocketAddr) -> bool {
+        self.run(move || is_refused_here(to)).await
+    }
+
     /// The same with one datagram.
     pub async fn ask_udp(&self, to: SocketAddr) -> Option<String> {
         self.run(move || ask_udp_here(to)).await
@@ -243,6 +248,12 @@ pub fn ask_here(to: SocketAddr) -> Option<String> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
     Some(answer)
+}
+
+/// Connects from the caller's namespace, as [`Namespace::is_refused`].
+pub fn is_refused_here(to: SocketAddr) -> bool {
+    let failed = TcpStream::connect_timeout(&to, PATIENCE).err();
+    failed.is_some_and(|error| error.kind() != std::io::ErrorKind::TimedOut)
 }
 
 /// Sends from the caller's namespace, as [`Namespace::ask_udp`].

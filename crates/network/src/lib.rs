@@ -17,6 +17,7 @@ pub mod datagrams;
 mod drift;
 mod error;
 mod firewalls;
+mod host_ports;
 mod ipam;
 mod links;
 mod listening;

@@ -20,7 +20,7 @@ use tracing::{info, warn};
 
 use crate::{
     AttachRequest, Attachment, CheckTimer, Error, PodNetwork, PortMapping, Protocol, Result,
-    Status, VXLAN_PORT, conntrack, firewalls,
+    Status, VXLAN_PORT, conntrack, firewalls, host_ports,
     ipam::{Ipam, Record},
     is_free,
     links::{self, POD_LINK, PodLink},
@@ -317,7 +317,7 @@ impl RoutedNetwork {
             shape::limit(host, &record.host_link, through, &record.limits).await
         };
         // The rules name only addresses. Both end before an error is handled, and before the pod has a container.
-        let ruled = self.change_rules(rules::add_pod, record);
+        let ruled = self.change_rules(host_ports::add_pod, record);
         let (linked, ruled) = tokio::join!(linked, ruled);
         linked.and(ruled)
     }
@@ -398,7 +398,7 @@ impl PodNetwork for RoutedNetwork {
         }
         // The record is removed first: if the table is rewritten, these ports are not in it.
         self.ipam.lock().release(sandbox_id)?;
-        self.change_rules(rules::remove_pod, &record).await?;
+        self.change_rules(host_ports::remove_pod, &record).await?;
         forget_datagrams(record).await
     }
 
