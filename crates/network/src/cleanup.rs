@@ -4,7 +4,7 @@ use rtnetlink::packet_route::route::RouteMessage;
 
 use crate::{
     Error, Result, firewalls, links, names,
-    netns::Netlink,
+    netns::{Netlink, answered},
     nft::{self, Batch, Nft},
     routes,
 };
@@ -13,14 +13,22 @@ use crate::{
 /// sysctls stay.
 pub async fn cleanup(id: &str) -> Result<()> {
     let netlink = Netlink::here()?;
-    for (index, name) in links::with_prefix(&netlink, &names::link_prefix(id)).await? {
-        match netlink.handle.link().del(index).execute().await {
-            Err(rtnetlink::Error::NetlinkError(error)) if links::is(&error, libc::ENODEV) => {}
-            other => other.map_err(Error::netlink(format!("remove link {name}")))?,
-        }
+    let prefix = names::link_prefix(id);
+    for (index, name) in answered("list links", links::with_prefix(&netlink, &prefix)).await? {
+        let action = format!("remove link {name}");
+        let removed = async {
+            match netlink.handle.link().del(index).execute().await {
+                Err(rtnetlink::Error::NetlinkError(error)) if links::is(&error, libc::ENODEV) => {
+                    Ok(())
+                }
+                other => other.map_err(Error::netlink(&action)),
+            }
+        };
+        answered(&action, removed).await?;
     }
-    for (cidr, route) in routes::tagged(&netlink, id).await? {
-        remove_route(&netlink, route, &cidr.to_string()).await?;
+    for (cidr, route) in answered("list routes", routes::tagged(&netlink, id)).await? {
+        let cidr = cidr.to_string();
+        answered("remove a route", remove_route(&netlink, route, &cidr)).await?;
     }
     let tables = nft::tables().await?;
     let mut batch = Batch::new();

@@ -18,7 +18,7 @@ use rtnetlink::{
 use crate::{
     Error, Result,
     names::{self, ROUTE_PROTOCOL},
-    netns::Netlink,
+    netns::{Netlink, answered},
     routes::destination,
 };
 
@@ -26,6 +26,10 @@ use crate::{
 /// cluster `id`, as text. A route to a wider network through a gateway does not count: ours are
 /// more specific.
 pub async fn conflicts(id: &str, range: IpNet) -> Result<Vec<String>> {
+    answered("look for other networks", find(id, range)).await
+}
+
+async fn find(id: &str, range: IpNet) -> Result<Vec<String>> {
     let netlink = Netlink::here()?;
     let links = links(&netlink).await?;
     let view = View {

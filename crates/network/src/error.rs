@@ -86,6 +86,9 @@ pub enum Error {
     /// A new pod's policies could not be applied in time.
     #[error("network policy: {0}")]
     Policy(String),
+    /// The kernel did not answer a request in time.
+    #[error("{0}: no answer of the kernel in time")]
+    NoAnswer(String),
     /// A thread ended unexpectedly.
     #[error("a network namespace thread ended early")]
     ThreadLost,

@@ -6,7 +6,10 @@ use std::{collections::BTreeSet, path::Path};
 use async_trait::async_trait;
 use rtnetlink::LinkUnspec;
 
-use crate::{AttachRequest, Attachment, Error, IpNet, PodNetwork, Result, Status, netns::Netlink};
+use crate::{
+    AttachRequest, Attachment, Error, IpNet, PodNetwork, Result, Status,
+    netns::{Netlink, answered},
+};
 
 /// The loopback link's index in every namespace.
 const LOOPBACK_INDEX: u32 = 1;
@@ -18,8 +21,7 @@ pub struct LoopbackNetwork;
 #[async_trait]
 impl PodNetwork for LoopbackNetwork {
     async fn attach(&self, request: AttachRequest) -> Result<Attachment> {
-        let netlink = Netlink::at(&request.netns).await?;
-        raise_loopback(&netlink).await?;
+        raise_loopback(&request.netns).await?;
         Ok(Attachment {
             addresses: Vec::new(),
             interface: "lo".into(),
@@ -47,13 +49,14 @@ impl PodNetwork for LoopbackNetwork {
     }
 }
 
-/// Sets `lo` up in the namespace of `netlink`.
-pub(crate) async fn raise_loopback(netlink: &Netlink) -> Result<()> {
-    netlink
-        .handle
-        .link()
-        .set(LinkUnspec::new_with_index(LOOPBACK_INDEX).up().build())
-        .execute()
-        .await
-        .map_err(Error::netlink("set lo up"))
+/// Sets `lo` up in the namespace at `netns`.
+pub(crate) async fn raise_loopback(netns: &Path) -> Result<()> {
+    let action = "set lo up";
+    let raised = async {
+        let netlink = Netlink::at(netns).await?;
+        let up = LinkUnspec::new_with_index(LOOPBACK_INDEX).up().build();
+        let raised = netlink.handle.link().set(up).execute().await;
+        raised.map_err(Error::netlink(action))
+    };
+    answered(action, raised).await
 }

@@ -1,8 +1,14 @@
 //! Netfilter netlink messages, and the generation of the nftables ruleset.
 
-use std::io;
+use std::{io, time::Duration};
 
+use nix::sys::{
+    socket::{setsockopt, sockopt::ReceiveTimeout},
+    time::TimeVal,
+};
 use rtnetlink::sys::{Socket, SocketAddr};
+
+use crate::netns::ANSWERS_WITHIN;
 
 const NETLINK_NETFILTER: isize = 12;
 const NLMSG_ERROR: u16 = 2;
@@ -22,9 +28,17 @@ pub(crate) const GENERIC: usize = 4;
 /// A netfilter socket in the caller's network namespace.
 pub(crate) fn open() -> io::Result<Socket> {
     let mut socket = Socket::new(NETLINK_NETFILTER)?;
+    limit_waiting(&socket, ANSWERS_WITHIN)?;
     socket.bind_auto()?;
     socket.connect(&SocketAddr::new(0, 0))?;
     Ok(socket)
+}
+
+/// Lets a blocking socket wait only so long for an answer, which the kernel may lose.
+pub(crate) fn limit_waiting(socket: &Socket, within: Duration) -> io::Result<()> {
+    let seconds = i64::try_from(within.as_secs()).unwrap_or(i64::MAX);
+    let within = TimeVal::new(seconds, i64::from(within.subsec_micros()));
+    Ok(setsockopt(socket, ReceiveTimeout, &within)?)
 }
 
 /// The ruleset generation, which every change of nftables by any program increments.

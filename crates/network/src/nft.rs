@@ -26,6 +26,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// A large batch gets another second for each of these.
 const BYTES_PER_SECOND: usize = 100_000;
 const PROBE_WITHIN: Duration = Duration::from_secs(2);
+/// Large tables are listed slowly.
+const LISTED_WITHIN: Duration = Duration::from_secs(120);
 
 /// Statements that are applied atomically.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -313,13 +315,15 @@ pub async fn tables() -> Result<Vec<String>> {
 
 /// The output of an nft listing; `None` if the object does not exist.
 pub(crate) async fn list(arguments: &[&str]) -> Result<Option<String>> {
-    let output = Command::new("nft")
+    let listed = Command::new("nft")
         .args(arguments)
         .env("LC_ALL", "C")
         .stdin(Stdio::null())
         .kill_on_drop(true)
-        .output()
+        .output();
+    let output = timeout(LISTED_WITHIN, listed)
         .await
+        .map_err(|_| Error::NftSession("nft did not end in time".into()))?
         .map_err(|error| Error::NftSession(format!("cannot run nft: {error}")))?;
     let message = String::from_utf8_lossy(&output.stderr);
     match output.status.success() {

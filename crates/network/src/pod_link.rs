@@ -6,10 +6,12 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::AsRawFd,
     path::Path,
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use rtnetlink::{
     AddressMessageBuilder, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
     packet_route::{
@@ -20,13 +22,16 @@ use rtnetlink::{
         route::{RouteMessage, RouteScope, RouteType},
     },
 };
-use tokio::sync::Semaphore;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::timeout,
+};
 use tracing::warn;
 
 use crate::{
     Error, Result,
     links::{POD_LINK, PodLink, full_length, gateway, route_to},
-    netns,
+    netns::{self, ANSWERS_WITHIN},
     route_socket::{Change, Link, RouteSocket},
     sysctl,
 };
@@ -39,54 +44,110 @@ const CARRIES_WITHIN: Duration = Duration::from_secs(2);
 /// tried again and again until nothing else is changed.
 static CHANGING: Semaphore = Semaphore::const_new(1);
 
-/// Creates or repairs the link of a pod, so that both sides are as described.
+/// The maximum number of threads, among them those that the kernel keeps: a further pod fails.
+static THREADS: Semaphore = Semaphore::const_new(256);
+
+/// The turn to change links. It ends when one of the two holders drops it: the thread that made its changes, or the task
+/// that does not wait for it any more.
+#[derive(Clone)]
+struct Turn(Arc<Mutex<Option<SemaphorePermit<'static>>>>);
+
+impl Turn {
+    async fn acquire() -> Self {
+        // Never closed.
+        let permit = CHANGING.acquire().await.ok();
+        Self(Arc::new(Mutex::new(permit)))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        drop(self.0.lock().take());
+    }
+}
+
+/// Creates or repairs the link of a pod, so that both sides are as described. A pod whose changes the kernel does not
+/// make in time fails, and others go on; its thread removes what it has made when the kernel lets it go.
 pub(crate) async fn connect(namespace: &Path, link: PodLink) -> Result<()> {
+    connect_within(namespace, link, ANSWERS_WITHIN).await
+}
+
+async fn connect_within(namespace: &Path, link: PodLink, within: Duration) -> Result<()> {
+    let late = format!("connect link {}", link.host_link);
+    let late = |_| Error::NoAnswer(late.clone());
+    let thread = timeout(within, THREADS.acquire()).await.map_err(late)?;
+    let turn = Turn::acquire().await;
     let namespace = namespace.to_path_buf();
-    // Never closed.
-    let changing = CHANGING.acquire().await.ok();
-    netns::on_thread(move || {
-        let made = make(&namespace, &link);
+    let changing = turn.clone();
+    let connected = netns::on_watching_thread(move |waiting| {
+        let _thread = thread;
+        let made = make(&namespace, &link, || waiting.is_closed());
         drop(changing);
         carries(&mut made?, &link.host_link)
-    })
-    .await
+    });
+    timeout(within, connected).await.map_err(late)?
 }
 
 /// Returns a socket in the node's namespace.
-fn make(namespace: &Path, link: &PodLink) -> Result<RouteSocket> {
+fn make(namespace: &Path, link: &PodLink, is_given_up: impl Fn() -> bool) -> Result<RouteSocket> {
     let mut host = RouteSocket::open()?;
     let pod = netns::open(namespace)?;
-    let index = ensure_pair(&mut host, namespace, &pod, link)?;
-    // Before the pod's side: the one that is up first gets its carrier in the background, and that is waited for below.
-    raise_host(&mut host, index, link)?;
-    netns::enter(namespace, &pod)?;
-    // This socket is in the pod's namespace, the first one stays in the node's.
-    let mut inside = RouteSocket::open()?;
-    furnish_pod(&mut inside, link)?;
-    Ok(host)
+    if is_given_up() {
+        return Err(Error::NoAnswer("open the pod's namespace".into()));
+    }
+    let pair = ensure_pair(&mut host, namespace, &pod, link)?;
+    let mut furnish = || {
+        if is_given_up() {
+            return Err(Error::NoAnswer("make a link".into()));
+        }
+        // Before the pod's side: the one that is up first gets its carrier in the background, and that is waited for later.
+        raise_host(&mut host, pair.index, link)?;
+        netns::enter(namespace, &pod)?;
+        // This socket is in the pod's namespace, the first one stays in the node's.
+        furnish_pod(&mut RouteSocket::open()?, link)
+    };
+    let furnished = furnish();
+    if is_given_up() && pair.is_new {
+        // The pod's address may be another's soon.
+        delete(&mut host, pair.index, &link.host_link)?;
+    }
+    furnished.map(|()| host)
 }
 
-/// The index of the host's side of the pair, which is made unless it is whole.
+/// The host's side of a pair.
+#[derive(Clone, Copy)]
+struct Pair {
+    index: u32,
+    is_new: bool,
+}
+
+/// The host's side of the pair, which is made unless it is whole.
 fn ensure_pair(
     host: &mut RouteSocket,
     namespace: &Path,
     pod: &File,
     link: &PodLink,
-) -> Result<u32> {
+) -> Result<Pair> {
     // Nearly always there is neither side yet.
     let first = create_pair(host, pod, link);
     let Err(error) = first else { return first };
     match (host.link(&link.host_link)?, link_inside(namespace)?) {
-        (Some(found), Some(_)) => Ok(found.index),
+        (Some(found), Some(_)) => Ok(Pair {
+            index: found.index,
+            is_new: false,
+        }),
         (Some(half), None) => {
-            let half = LinkUnspec::new_with_index(half.index).build();
-            let deleted = RouteNetlinkMessage::DelLink(half);
-            let action = format!("delete link {}", link.host_link);
-            host.change(vec![Change::set(deleted, action)])?;
+            delete(host, half.index, &link.host_link)?;
             create_pair(host, pod, link)
         }
         (None, _) => Err(error),
     }
+}
+
+fn delete(host: &mut RouteSocket, index: u32, name: &str) -> Result<()> {
+    let link = LinkUnspec::new_with_index(index).build();
+    let deleted = RouteNetlinkMessage::DelLink(link);
+    host.change(vec![Change::set(deleted, format!("delete link {name}"))])
 }
 
 /// The pod's side, asked for by another thread: this one still makes changes on the node's side.
@@ -102,7 +163,7 @@ fn link_inside(namespace: &Path) -> Result<Option<Link>> {
     })
 }
 
-fn create_pair(host: &mut RouteSocket, pod: &File, link: &PodLink) -> Result<u32> {
+fn create_pair(host: &mut RouteSocket, pod: &File, link: &PodLink) -> Result<Pair> {
     let peer = LinkMessageBuilder::<LinkUnspec>::new()
         .name(POD_LINK)
         .mtu(link.mtu)
@@ -117,7 +178,11 @@ fn create_pair(host: &mut RouteSocket, pod: &File, link: &PodLink) -> Result<u32
     let action = format!("create link {}", link.host_link);
     let made = Change::add(RouteNetlinkMessage::NewLink(pair), &action);
     host.change(vec![made])?;
-    index_of(host, &link.host_link, action)
+    let index = index_of(host, &link.host_link, action)?;
+    Ok(Pair {
+        index,
+        is_new: true,
+    })
 }
 
 fn index_of(socket: &mut RouteSocket, name: &str, action: String) -> Result<u32> {
@@ -271,5 +336,59 @@ fn default_via(gateway: IpAddr, index: u32) -> RouteMessage {
             .gateway(gateway)
             .output_interface(index)
             .build(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use network_lab::{self as lab, Namespace};
+    use nix::{sys::stat::Mode, unistd::mkfifo};
+
+    use super::*;
+
+    fn link(name: &str) -> PodLink {
+        PodLink {
+            host_link: name.into(),
+            addresses: vec!["10.42.0.1".parse().unwrap()],
+            mtu: 1500,
+            node_ips: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_pod_whose_changes_do_not_end_delays_no_other() {
+        lab::node(|_| async {
+            let files = tempfile::tempdir().unwrap();
+            // Opening it blocks the thread, as a request that the kernel does not answer.
+            let stuck = files.path().join("stuck");
+            mkfifo(&stuck, Mode::S_IRWXU).unwrap();
+            let short = Duration::from_millis(20);
+            let error = connect_within(&stuck, link("t0"), short).await.unwrap_err();
+            assert!(matches!(error, Error::NoAnswer(_)), "{error}");
+            // Its thread still holds the namespace.
+            let pod = Namespace::new();
+            connect(pod.path(), link("t1")).await.unwrap();
+            assert!(pod.command("ip addr show eth0").await.contains("10.42.0.1"));
+            // A task that ends early ends its turn, too.
+            let dropped = connect(&stuck, link("t2"));
+            assert!(timeout(short, dropped).await.is_err());
+            connect(Namespace::new().path(), link("t3")).await.unwrap();
+            // Let the threads go.
+            drop(File::options().write(true).open(&stuck).unwrap());
+        });
+    }
+
+    #[test]
+    fn a_link_that_is_made_too_late_is_removed() {
+        lab::node(|_| async {
+            let pod = Namespace::new();
+            let given_up = std::cell::Cell::new(0);
+            // After the link is made.
+            let is_given_up = || given_up.replace(given_up.get() + 1) > 0;
+            assert!(make(pod.path(), &link("t0"), is_given_up).is_err());
+            assert!(given_up.get() > 1);
+            assert!(!lab::command("ip link").contains("t0"));
+            assert!(!lab::command("ip route").contains("10.42.0.1"));
+        });
     }
 }

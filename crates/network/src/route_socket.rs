@@ -2,7 +2,7 @@
 //! else. Changes that do not need each other's answers are sent together: the kernel makes them in their order, and
 //! only the last is acknowledged.
 
-use std::io;
+use std::{io, time::Duration};
 
 use rtnetlink::{
     packet_core::{
@@ -16,7 +16,11 @@ use rtnetlink::{
     sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE},
 };
 
-use crate::{Error, Result, netfilter::find};
+use crate::{
+    Error, Result,
+    netfilter::{find, limit_waiting},
+    netns::ANSWERS_WITHIN,
+};
 
 /// More than the answer about any link.
 const BUFFER: usize = 32 * 1024;
@@ -77,8 +81,14 @@ pub(crate) struct Link {
 impl RouteSocket {
     /// A socket in the thread's namespace.
     pub(crate) fn open() -> Result<Self> {
+        Self::open_within(ANSWERS_WITHIN)
+    }
+
+    /// A socket that waits so long for each answer.
+    fn open_within(within: Duration) -> Result<Self> {
         let open = || {
             let mut socket = Socket::new(NETLINK_ROUTE)?;
+            limit_waiting(&socket, within)?;
             socket.bind_auto()?;
             socket.connect(&SocketAddr::new(0, 0))?;
             Ok(socket)
@@ -225,6 +235,20 @@ mod tests {
         let IpAddr::V4(ip) = ip else { panic!() };
         let builder = AddressMessageBuilder::<Ipv4Addr>::new().index(index);
         RouteNetlinkMessage::NewAddress(builder.address(ip, 32).build())
+    }
+
+    #[test]
+    fn an_answer_that_does_not_come_is_an_error() {
+        lab::node(|_| async {
+            let socket = RouteSocket::open_within(Duration::from_millis(20)).unwrap();
+            let error = socket.receive(|_| true).unwrap_err();
+            let Error::Socket(error) = error else {
+                panic!("{error}")
+            };
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+            // A new socket gets answers.
+            assert!(RouteSocket::open().unwrap().link("lo").unwrap().is_some());
+        });
     }
 
     #[test]

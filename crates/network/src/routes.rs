@@ -34,12 +34,15 @@ use crate::{
     check_timer::CheckTimer,
     links,
     names::{self, ROUTE_PROTOCOL, hardware_address},
-    netns::Netlink,
+    netns::{Netlink, answered_within},
     nft::Nft,
     notices::Notices,
     overlay::{LEAST_V6, Overlay, Tunnel},
     overlay_table::Table,
 };
+
+/// Some requests for each node; those that were answered need not be made again.
+const SYNCED_WITHIN: Duration = Duration::from_secs(120);
 
 /// Another node, as far as routes need it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -332,9 +335,15 @@ impl NodeRoutes {
         *reported = problems;
     }
 
+    /// The same with a connection of its own, so that a lost answer concerns only this time.
+    async fn sync_anew(&self, nodes: &[Peer]) -> Result<()> {
+        let netlink = Netlink::here()?;
+        let synced = self.sync(&netlink, nodes);
+        answered_within(SYNCED_WITHIN, "sync the routes to other nodes", synced).await
+    }
+
     /// Follows the list of nodes and kernel notifications about links, addresses and routes.
     async fn follow(&self, context: &Context) -> Outcome {
-        let netlink = Netlink::here()?;
         let mut notices = Notices::subscribe(&self.config.id, self.config.cluster_cidrs.clone())?;
         let mut nodes = self.nodes.clone();
         let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
@@ -343,7 +352,7 @@ impl NodeRoutes {
         loop {
             let now = nodes.borrow_and_update().clone();
             let synced = match now {
-                Some(now) => self.sync(&netlink, &now).await,
+                Some(now) => self.sync_anew(&now).await,
                 None => Ok(()),
             };
             let retry = match synced {

@@ -14,7 +14,10 @@ use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::{Error, Result, links, netns::Netlink};
+use crate::{
+    Error, Result, links,
+    netns::{Netlink, answered},
+};
 use packets::{announcement, answer, question};
 use socket::LinkSocket;
 
@@ -36,7 +39,7 @@ pub async fn run(
         return Ok(());
     }
     let netlink = Netlink::here()?;
-    let link = links::at(&netlink, node_ips).await?;
+    let link = answered("look for the node's link", links::at(&netlink, node_ips)).await?;
     let link = link.ok_or_else(|| Error::NoLink(format!("{node_ips:?}")))?;
     let socket = LinkSocket::open(&link).map_err(Error::Socket)?;
     let mut known = BTreeSet::new();

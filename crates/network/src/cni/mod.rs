@@ -33,7 +33,6 @@ use self::{
 };
 use crate::{
     AttachRequest, Attachment, Error, IpNet, PodNetwork, Result, Status, loopback::raise_loopback,
-    netns::Netlink,
 };
 
 /// The pod's interface, as Kubernetes expects it.
@@ -214,7 +213,7 @@ impl CniNetwork {
 #[async_trait]
 impl PodNetwork for CniNetwork {
     async fn attach(&self, request: AttachRequest) -> Result<Attachment> {
-        raise_loopback(&Netlink::at(&request.netns).await?).await?;
+        raise_loopback(&request.netns).await?;
         if let Some(record) = self.cache.get(&request.sandbox_id)? {
             if let Some(known) = record.attachment()? {
                 self.check(&record).await?;
