@@ -1,24 +1,41 @@
 //! The objects that every cluster has from its start, and those through which clients reach this
 //! server; the latter are corrected when they are changed.
 
-use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use machinery::json::{Key, json};
 use machinery::{Object, Status, Value};
 use store::Freshness;
 
 use crate::{
-    Config, Resource, User,
-    admission::{Effects, RequestOptions},
-    failure, identity, kubernetes_service, meta,
-    pipeline::Core,
+    LocalService, Resource, failure, identity, kubernetes_service, meta,
     servers::{LOOK_EVERY, Servers},
-    user,
-    write::{self, Write},
+    started::ServerState,
+    write::{self, Write, WritePath},
 };
 
 const NAMESPACES: &[&str] = &["default", "kube-system", "kube-public", "kube-node-lease"];
 const REPAIR_EVERY: Duration = Duration::from_secs(10);
+
+/// What the objects of every cluster are made from.
+pub(crate) struct Bootstrap {
+    pub(crate) writes: Arc<WritePath>,
+    pub(crate) state: Arc<ServerState>,
+    /// The client of the server's own tasks.
+    pub(crate) api: LocalService,
+    /// The name of this server if there may be others over the same store.
+    pub(crate) server_name: Option<String>,
+    /// The Service networks; the first is primary.
+    pub(crate) service_cidrs: Vec<(IpAddr, u8)>,
+    /// PEM of the client CA and of the front proxy's CA.
+    pub(crate) client_ca: String,
+    pub(crate) front_proxy_ca: String,
+}
 
 /// One object that must exist.
 pub(crate) struct RequiredObject {
@@ -29,13 +46,16 @@ pub(crate) struct RequiredObject {
 
 /// Creates missing objects, and writes these servers' addresses into the endpoints of the
 /// `kubernetes` Service. Fails only if the store fails.
-pub(crate) async fn ensure(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> Result<(), Status> {
+pub(crate) async fn ensure(
+    bootstrap: &Bootstrap,
+    servers: &BTreeSet<SocketAddr>,
+) -> Result<(), Status> {
     for name in NAMESPACES {
         let object = json!({
             "metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name}},
         });
         create(
-            core,
+            bootstrap,
             RequiredObject {
                 group: "",
                 plural: "namespaces",
@@ -44,23 +64,23 @@ pub(crate) async fn ensure(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> 
         )
         .await?;
     }
-    for wanted in fixed(&core.config) {
-        create(core, wanted).await?;
+    for wanted in fixed(bootstrap) {
+        create(bootstrap, wanted).await?;
     }
-    create(core, token_tracking(core)).await?;
-    create_or_correct(core, authentication(&core.config), AUTHENTICATION).await?;
-    ready_range(core).await?;
-    kubernetes_service::repair(core, servers).await
+    create(bootstrap, token_tracking(bootstrap)).await?;
+    create_or_correct(bootstrap, authentication(bootstrap), AUTHENTICATION).await?;
+    ready_range(bootstrap).await?;
+    kubernetes_service::repair(bootstrap, servers).await
 }
 
 /// The addresses of all live servers: this one, and others over the same store.
-pub(crate) async fn living(core: &Arc<Core>, servers: &Servers) -> BTreeSet<SocketAddr> {
-    let own = core.state.advertise();
-    let port = core.state.port.get().copied().unwrap_or(own.port());
+pub(crate) async fn living(bootstrap: &Bootstrap, servers: &Servers) -> BTreeSet<SocketAddr> {
+    let own = bootstrap.state.advertise();
+    let port = bootstrap.state.port.get().copied().unwrap_or(own.port());
     let mut living = BTreeSet::from([SocketAddr::new(own.ip(), port)]);
-    if core.config.server_name.is_some() {
-        match identity::leases(core).await {
-            Ok(leases) => living.extend(servers.living(&leases, core.config.clock.now())),
+    if bootstrap.server_name.is_some() {
+        match identity::leases(&bootstrap.api).await {
+            Ok(leases) => living.extend(servers.living(&leases, bootstrap.writes.clock.now())),
             Err(why) => tracing::warn!(why, "cannot read the leases of other API servers"),
         }
     }
@@ -70,8 +90,13 @@ pub(crate) async fn living(core: &Arc<Core>, servers: &Servers) -> BTreeSet<Sock
 }
 
 /// The ConfigMap that says since when the use of tokens from Secrets is recorded.
-fn token_tracking(core: &Core) -> RequiredObject {
-    let today = core.config.clock.now().strftime("%Y-%m-%d").to_string();
+fn token_tracking(bootstrap: &Bootstrap) -> RequiredObject {
+    let today = bootstrap
+        .writes
+        .clock
+        .now()
+        .strftime("%Y-%m-%d")
+        .to_string();
     let name = "kube-apiserver-legacy-service-account-token-tracking";
     let object = json!({
         "metadata": {"name": name, "namespace": "kube-system"}, "data": {"since": today},
@@ -95,12 +120,12 @@ const AUTHENTICATION: &[&[&str]] = &[
     &["data", "requestheader-extra-headers-prefix"],
 ];
 
-fn authentication(config: &Config) -> RequiredObject {
+fn authentication(bootstrap: &Bootstrap) -> RequiredObject {
     let object = json!({
         "metadata": {"name": "extension-apiserver-authentication", "namespace": "kube-system"},
         "data": {
-            "client-ca-file": config.client_ca,
-            "requestheader-client-ca-file": config.front_proxy_ca,
+            "client-ca-file": bootstrap.client_ca,
+            "requestheader-client-ca-file": bootstrap.front_proxy_ca,
             "requestheader-allowed-names": "[\"front-proxy-client\"]",
             "requestheader-username-headers": "[\"X-Remote-User\"]",
             "requestheader-uid-headers": "[\"X-Remote-Uid\"]",
@@ -116,15 +141,15 @@ fn authentication(config: &Config) -> RequiredObject {
 }
 
 /// Marks the first ServiceCIDR ready.
-async fn ready_range(core: &Arc<Core>) -> Result<(), Status> {
+async fn ready_range(bootstrap: &Bootstrap) -> Result<(), Status> {
     let name = json!({"metadata": {"name": "kubernetes"}});
-    let table = core.storage.registry.table();
+    let table = bootstrap.writes.registry.table();
     let found = table
         .any_version("networking.k8s.io", "servicecidrs")
         .cloned();
     drop(table);
     let Some(resource) = found else { return Ok(()) };
-    let now = meta::time(core.config.clock.now());
+    let now = meta::time(bootstrap.writes.clock.now());
     let change = move |old: &Object| {
         let mut object = old.clone();
         let conditions = get(old, &["status", "conditions"]);
@@ -138,7 +163,7 @@ async fn ready_range(core: &Arc<Core>) -> Result<(), Status> {
         }
         Ok(object)
     };
-    let mut write = write(core, resource, &name);
+    let mut write = own_write(bootstrap, resource, &name);
     write.subresource = "status".to_owned();
     if is_unreadable(&write).await? {
         return Ok(());
@@ -150,20 +175,20 @@ async fn ready_range(core: &Arc<Core>) -> Result<(), Status> {
 }
 
 /// Keeps the endpoints of the `kubernetes` Service correct for as long as the server runs.
-pub(crate) async fn keep(core: Arc<Core>, servers: Servers, mut known: BTreeSet<SocketAddr>) {
-    let every = match core.config.server_name {
+pub(crate) async fn keep(bootstrap: Bootstrap, servers: Servers, mut known: BTreeSet<SocketAddr>) {
+    let every = match bootstrap.server_name {
         Some(_) => LOOK_EVERY,
         None => REPAIR_EVERY,
     };
-    let clock = &core.config.clock;
+    let clock = &bootstrap.writes.clock;
     let mut repaired = clock.now();
-    let mut advertised = core.state.advertised.subscribe();
+    let mut advertised = bootstrap.state.advertised.subscribe();
     loop {
         tokio::select! {
             () = clock.sleep(every) => {}
             _ = advertised.changed() => {}
         }
-        let living = living(&core, &servers).await;
+        let living = living(&bootstrap, &servers).await;
         let now = clock.now();
         let is_due = now.duration_since(repaired).unsigned_abs() >= REPAIR_EVERY;
         if living == known && !is_due {
@@ -172,15 +197,15 @@ pub(crate) async fn keep(core: Arc<Core>, servers: Servers, mut known: BTreeSet<
         if living != known {
             tracing::info!(servers = ?living, "the set of API servers changed");
         }
-        match ensure(&core, &living).await {
+        match ensure(&bootstrap, &living).await {
             Ok(()) => (known, repaired) = (living, now),
             Err(status) => tracing::warn!(%status, "cannot repair bootstrap objects"),
         }
     }
 }
 
-fn fixed(config: &Config) -> Vec<RequiredObject> {
-    let cidrs: Vec<String> = config
+fn fixed(bootstrap: &Bootstrap) -> Vec<RequiredObject> {
+    let cidrs: Vec<String> = bootstrap
         .service_cidrs
         .iter()
         .map(|(base, length)| format!("{base}/{length}"))
@@ -209,36 +234,15 @@ fn fixed(config: &Config) -> Vec<RequiredObject> {
     ]
 }
 
-fn write(core: &Arc<Core>, resource: Arc<Resource>, object: &Value) -> Write {
-    let text = |key: &str| {
-        object["metadata"][key]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned()
+/// The write that creates or corrects an object.
+fn own_write(bootstrap: &Bootstrap, resource: Arc<Resource>, object: &Value) -> Write {
+    let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default();
+    let namespace = match resource.namespaced() {
+        true => text("namespace"),
+        false => "",
     };
-    Write {
-        core: core.clone(),
-        user: Arc::new(User::new("system:apiserver", [user::MASTERS])),
-        peer: None,
-        fence: None,
-        namespace: if resource.namespaced() {
-            text("namespace")
-        } else {
-            String::new()
-        },
-        name: text("name"),
-        resource,
-        subresource: String::new(),
-        verb: "create",
-        dry_run: false,
-        field_manager: "kube-apiserver".to_owned(),
-        tracked: false,
-        internal: false,
-        // Webhooks are skipped: an unreachable one must not keep the server from starting.
-        admitted: true,
-        options: RequestOptions::default(),
-        effects: Effects::default(),
-    }
+    let writes = &bootstrap.writes;
+    writes.own_write(resource, namespace, text("name"), "create")
 }
 
 fn decoded(resource: &Resource, object: Value) -> Result<Object, Status> {
@@ -248,14 +252,14 @@ fn decoded(resource: &Resource, object: Value) -> Result<Object, Status> {
     Ok(decoded.object)
 }
 
-async fn create(core: &Arc<Core>, wanted: RequiredObject) -> Result<(), Status> {
-    let table = core.storage.registry.table();
+async fn create(bootstrap: &Bootstrap, wanted: RequiredObject) -> Result<(), Status> {
+    let table = bootstrap.writes.registry.table();
     let found = table.any_version(wanted.group, wanted.plural).cloned();
     drop(table);
     let Some(resource) = found else { return Ok(()) };
-    let write = write(core, resource.clone(), &wanted.object);
+    let write = own_write(bootstrap, resource.clone(), &wanted.object);
     let key = resource.key(&write.namespace, &write.name);
-    let read = match core.storage.store.get(&key, Freshness::Newest).await {
+    let read = match bootstrap.writes.store.get(&key, Freshness::Newest).await {
         // It exists. The store has logged it.
         Err(store::Error::Unreadable(_)) => return Ok(()),
         read => read.map_err(failure::of_store)?,
@@ -273,7 +277,7 @@ async fn create(core: &Arc<Core>, wanted: RequiredObject) -> Result<(), Status> 
 /// Whether the stored object cannot be read. It is left as it is.
 async fn is_unreadable(write: &Write) -> Result<bool, Status> {
     let key = write.resource.key(&write.namespace, &write.name);
-    match write.core.storage.store.get(&key, Freshness::Newest).await {
+    match write.path.store.get(&key, Freshness::Newest).await {
         Err(store::Error::Unreadable(_)) => Ok(true),
         read => read.map(|_| false).map_err(failure::of_store),
     }
@@ -281,20 +285,20 @@ async fn is_unreadable(write: &Write) -> Result<bool, Status> {
 
 /// Creates an object, or corrects the given fields of an existing one.
 pub(crate) async fn create_or_correct(
-    core: &Arc<Core>,
+    bootstrap: &Bootstrap,
     wanted: RequiredObject,
     parts: &'static [&'static [&'static str]],
 ) -> Result<(), Status> {
-    let found = core
-        .storage
+    let found = bootstrap
+        .writes
         .registry
         .table()
         .any_version(wanted.group, wanted.plural)
         .cloned();
     let Some(resource) = found else { return Ok(()) };
     let target = decoded(&resource, wanted.object.clone())?;
-    let write = write(core, resource.clone(), &wanted.object);
-    create(core, wanted).await?;
+    let write = own_write(bootstrap, resource.clone(), &wanted.object);
+    create(bootstrap, wanted).await?;
     if is_unreadable(&write).await? {
         return Ok(());
     }

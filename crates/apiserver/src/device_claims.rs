@@ -36,8 +36,7 @@ pub(crate) async fn authorize(write: &Write, object: &Object, old: Option<&Objec
 
 async fn check_namespace(write: &Write, path: &Path<'_>, errors: &mut Errors) {
     let found = write
-        .core
-        .storage
+        .path
         .reader
         .get("", "namespaces", "", &write.namespace)
         .await;
@@ -169,7 +168,7 @@ async fn may(
         field_selector: "",
         label_selector: "",
     };
-    match authz::decide(&write.core.access.authorizers, &attributes).await {
+    match authz::decide(&write.path.authorizers, &attributes).await {
         Decision::Allow => Ok(()),
         Decision::Deny(reason) | Decision::NoOpinion(reason) => {
             Err(forbidden(&attributes, &reason).message)

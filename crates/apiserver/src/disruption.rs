@@ -10,9 +10,7 @@ use machinery::{Object, Status, Value, labels};
 use store::Freshness;
 
 use crate::{
-    Resource, Stored,
-    admission::{Effects, RequestOptions},
-    failure, meta,
+    Resource, Stored, failure, meta,
     write::{self, Write},
 };
 
@@ -34,7 +32,7 @@ pub(crate) struct Allowed {
 /// Takes one disruption from the pod's budget if it needs one, or refuses the eviction.
 pub(crate) async fn allow(write: &Write) -> Result<Allowed, Status> {
     let key = write.resource.key(&write.namespace, &write.name);
-    let read = write.core.storage.store.get(&key, Freshness::Newest).await;
+    let read = write.path.store.get(&key, Freshness::Newest).await;
     let (_, entry) = read.map_err(failure::of_store)?;
     let entry = entry.ok_or_else(|| write.not_found(&write.name))?;
     let (pod, revision) = (entry.object.parse(), entry.mod_revision);
@@ -48,7 +46,7 @@ pub(crate) async fn allow(write: &Write) -> Result<Allowed, Status> {
             ..Allowed::default()
         });
     }
-    let registry = &write.core.storage.registry;
+    let registry = &write.path.registry;
     let Some(budgets) = registry.get("policy", "v1", "poddisruptionbudgets") else {
         return Ok(Allowed::default());
     };
@@ -62,7 +60,7 @@ pub(crate) async fn allow(write: &Write) -> Result<Allowed, Status> {
             revision: Some(revision),
         });
     }
-    let now = meta::time(write.core.config.clock.now());
+    let now = meta::time(write.path.clock.now());
     let taking = of_budget(write, budgets, &name);
     let take = |budget: &Object| take(budget, &write.name, &now);
     write::update(&taking, &take).await?;
@@ -74,7 +72,7 @@ pub(crate) async fn allow(write: &Write) -> Result<Allowed, Status> {
 
 /// The one budget that selects the pod.
 async fn only_budget(write: &Write, pod: &Object) -> Result<Option<Arc<Stored>>, Status> {
-    let reader = &write.core.storage.reader;
+    let reader = &write.path.reader;
     let listed = reader.list("policy", "poddisruptionbudgets", &write.namespace);
     let (_, listed) = listed.await?;
     let mut matching = listed.iter().filter(|b| selects(&b.parse(), pod));
@@ -87,22 +85,14 @@ async fn only_budget(write: &Write, pod: &Object) -> Result<Option<Arc<Stored>>,
 /// A write of a budget's status by the server itself.
 fn of_budget(write: &Write, budgets: Arc<Resource>, name: &str) -> Write {
     Write {
-        core: write.core.clone(),
         user: write.user.clone(),
-        peer: None,
         fence: write.fence.clone(),
-        resource: budgets,
-        namespace: write.namespace.clone(),
-        name: name.to_owned(),
         subresource: "status".to_owned(),
-        verb: "update",
         dry_run: write.dry_run,
-        field_manager: "kube-apiserver".to_owned(),
-        tracked: false,
         internal: true,
-        admitted: true,
-        options: RequestOptions::default(),
-        effects: Effects::default(),
+        ..write
+            .path
+            .own_write(budgets, &write.namespace, name, "update")
     }
 }
 

@@ -1,19 +1,21 @@
 //! `/healthz`, `/livez`, `/readyz` with their individual checks, and `/version`.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use http::{HeaderMap, StatusCode};
 use lifecycle::State;
 use machinery::json::json;
-use server_metrics::PLATFORM;
+use server_metrics::{PLATFORM, ServerMetrics};
 use stdx::Version;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
+    Store,
     handlers::no_page,
     media,
-    pipeline::{Core, Request},
+    pipeline::Request,
     respond::{self, Answer},
-    started::{HOOKS, StartupPart},
+    started::{HOOKS, ServerState, StartupPart},
 };
 
 /// Checks of the server itself and of its store.
@@ -30,18 +32,28 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     OWN.into_iter().chain(HOOKS.iter().map(|(name, _)| *name))
 }
 
+/// What is checked.
+pub(crate) struct HealthChecks {
+    pub(crate) store: Store,
+    pub(crate) state: Arc<ServerState>,
+    /// The services of this process.
+    pub(crate) services: lifecycle::Health,
+    pub(crate) stopping: CancellationToken,
+    pub(crate) metrics: Arc<ServerMetrics>,
+}
+
 struct Check {
     name: String,
     failure: Option<String>,
 }
 
 /// Answers a health path: all checks of an endpoint, or a single one.
-pub(crate) async fn serve(request: &Request) -> Answer {
+pub(crate) async fn serve(health: &HealthChecks, request: &Request) -> Answer {
     let path = request.info.path.trim_start_matches('/');
     let (endpoint, single) = path
         .split_once('/')
         .map_or((path, None), |(endpoint, single)| (endpoint, Some(single)));
-    let mut checks = checks(&request.core, endpoint).await;
+    let mut checks = checks(health, endpoint).await;
     if let Some(single) = single {
         checks.retain(|check| check.name == single);
         return Ok(match checks.first() {
@@ -57,8 +69,9 @@ pub(crate) async fn serve(request: &Request) -> Answer {
     }
     let excluded: BTreeSet<&str> = request.query.all("exclude").collect();
     for check in checks.iter().filter(|c| !excluded.contains(&*c.name)) {
-        let metrics = &request.core.metrics.server;
-        metrics.record_health_check(endpoint, &check.name, check.failure.is_none());
+        health
+            .metrics
+            .record_health_check(endpoint, &check.name, check.failure.is_none());
     }
     let verbose = request.query.get("verbose").is_some();
     let report = report(endpoint, &checks, excluded, verbose);
@@ -66,13 +79,13 @@ pub(crate) async fn serve(request: &Request) -> Answer {
 }
 
 /// The results of the checks as metrics.
-pub(crate) fn indicators(request: &Request) -> Answer {
-    let text = request.core.metrics.server.indicators();
+pub(crate) fn indicators(health: &HealthChecks) -> Answer {
+    let text = health.metrics.indicators();
     Ok(respond::bytes(StatusCode::OK, server_metrics::MEDIA, text))
 }
 
-async fn checks(core: &Core, endpoint: &str) -> Vec<Check> {
-    let store = core.storage.store.revision().await.err();
+async fn checks(health: &HealthChecks, endpoint: &str) -> Vec<Check> {
+    let store = health.store.revision().await.err();
     let store = store.map(|error| error.to_string());
     let mut checks: Vec<Check> = Vec::new();
     let mut add = |name: &str, failure: Option<String>| {
@@ -86,14 +99,14 @@ async fn checks(core: &Core, endpoint: &str) -> Vec<Check> {
         add(name, store.clone().filter(|_| is_of_store));
     }
     let unfinished = |part: StartupPart| {
-        let is_finished = core.state.started.is_finished(part);
+        let is_finished = health.state.started.is_finished(part);
         (!is_finished).then(|| "not finished".to_owned())
     };
     for (name, part) in HOOKS {
         add(name, unfinished(*part));
     }
     if endpoint == "readyz" {
-        let stopping = core.traffic.http.stopping.is_cancelled();
+        let stopping = health.stopping.is_cancelled();
         let stopping = stopping.then(|| "process is shutting down".to_owned());
         add("etcd-readiness", store);
         let informers = [
@@ -105,7 +118,7 @@ async fn checks(core: &Core, endpoint: &str) -> Vec<Check> {
         add("shutdown", stopping);
     }
     if endpoint != "livez" {
-        for service in core.config.health.all() {
+        for service in health.services.all() {
             let problems: Vec<String> = service.problems.into_values().collect();
             let problems = problems.join("; ");
             let failure = match service.state {

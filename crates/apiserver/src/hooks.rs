@@ -50,7 +50,7 @@ pub(crate) async fn before_create(
     object: &mut Object,
 ) -> Result<Vec<Op<Draft>>, Status> {
     if allocates_addresses(write) {
-        let allocator = &write.core.writes.service_allocator;
+        let allocator = &write.path.service_allocator;
         return allocator.on_create(service_write(write), object).await;
     }
     let user = &write.user;
@@ -78,7 +78,7 @@ pub(crate) async fn before_update(
     old: &Object,
 ) -> Result<Vec<Op<Draft>>, Status> {
     if allocates_addresses(write) && write.subresource.is_empty() {
-        let allocator = &write.core.writes.service_allocator;
+        let allocator = &write.path.service_allocator;
         return allocator.on_update(service_write(write), object, old).await;
     }
     Ok(Vec::new())
@@ -100,7 +100,7 @@ pub(crate) fn mark_definition(write: &Write, object: &mut Object) -> bool {
     if !defines || meta::is_deleting(object) {
         return false;
     }
-    definitions::mark(object, &meta::time(write.core.config.clock.now()));
+    definitions::mark(object, &meta::time(write.path.clock.now()));
     true
 }
 

@@ -9,9 +9,13 @@ use jiff::{SignedDuration, Timestamp};
 use kinds::tree;
 use machinery::{Object, Value};
 use sha2::{Digest, Sha256};
+use stdx::Clock;
 use tokio_util::sync::CancellationToken;
 
-use crate::{LocalService, User, pipeline::Core, servers, started::StartupPart, user};
+use crate::{
+    LocalService, Reader, servers,
+    started::{ServerState, StartupPart},
+};
 use request::Client;
 
 const PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
@@ -30,27 +34,36 @@ const RENEW_EVERY: Duration = Duration::from_secs(10);
 /// How often the Leases of other servers are checked.
 const LOOK_EVERY: SignedDuration = SignedDuration::from_secs(3600);
 
+/// What the server's Lease is kept with.
+pub(crate) struct LeaseKeeper {
+    pub(crate) reader: Reader,
+    /// The client of the server's own tasks.
+    pub(crate) api: LocalService,
+    pub(crate) state: Arc<ServerState>,
+    pub(crate) clock: Arc<dyn Clock>,
+    /// The name of this server if there may be others over the same store.
+    pub(crate) server_name: Option<String>,
+}
+
 /// Keeps the lease until the server stops.
-pub(crate) async fn keep(core: Arc<Core>, stopping: CancellationToken) {
-    if core
-        .storage
-        .reader
-        .resource("coordination.k8s.io", "leases")
-        .is_none()
-    {
-        return core.state.started.finish(StartupPart::Identity);
+pub(crate) async fn keep(keeper: LeaseKeeper, stopping: CancellationToken) {
+    let LeaseKeeper {
+        reader,
+        api,
+        state,
+        clock,
+        server_name: name,
+    } = keeper;
+    if reader.resource("coordination.k8s.io", "leases").is_none() {
+        return state.started.finish(StartupPart::Identity);
     }
-    let writer = User::new("system:apiserver", [user::MASTERS]);
-    let api = LocalService::new(core.clone(), writer);
-    let name = core.config.server_name.clone();
     let every = match name {
         Some(_) => servers::RENEW_EVERY,
         None => RENEW_EVERY,
     };
     let name = name.unwrap_or_else(hostname);
-    let mut mine = Identity::new(&name, core.state.advertise().to_string());
-    let mut advertised = core.state.advertised.subscribe();
-    let clock = &core.config.clock;
+    let mut mine = Identity::new(&name, state.advertise().to_string());
+    let mut advertised = state.advertised.subscribe();
     // A Lease left by an earlier run says nothing about this one.
     report(mine.delete(&api).await);
     let mut looked: Option<Timestamp> = None;
@@ -58,7 +71,7 @@ pub(crate) async fn keep(core: Arc<Core>, stopping: CancellationToken) {
         let now = clock.now();
         let renewed = mine.renew(&api, now).await;
         if renewed.is_ok() {
-            core.state.started.finish(StartupPart::Identity);
+            state.started.finish(StartupPart::Identity);
         }
         report(renewed);
         if looked.is_none_or(|looked| now.duration_since(looked) >= LOOK_EVERY) {
@@ -171,13 +184,7 @@ fn check_answer(status: StatusCode, answer: &Object) -> Result<(), String> {
 }
 
 /// The leases of all API servers.
-pub(crate) async fn leases(core: &Arc<Core>) -> Result<Vec<Value>, String> {
-    let reader = User::new("system:apiserver", [user::MASTERS]);
-    let api = LocalService::new(core.clone(), reader);
-    list(&api).await
-}
-
-async fn list(api: &LocalService) -> Result<Vec<Value>, String> {
+pub(crate) async fn leases(api: &LocalService) -> Result<Vec<Value>, String> {
     let list = format!("{PATH}?labelSelector={IDENTITY}%3D{MANAGER}");
     let (status, list) = api.ask(Method::GET, &list, None).await?;
     check_answer(status, &list)?;
@@ -186,7 +193,7 @@ async fn list(api: &LocalService) -> Result<Vec<Value>, String> {
 
 /// Deletes expired Leases.
 async fn clear(api: &LocalService, now: Timestamp) -> Result<(), String> {
-    for lease in list(api).await? {
+    for lease in leases(api).await? {
         if is_over(&lease["spec"], now) {
             delete(api, tree::text(&lease["metadata"]["name"])).await?;
         }

@@ -5,7 +5,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
-    sync::Arc,
 };
 
 use http::Method;
@@ -15,10 +14,8 @@ use machinery::{Status, Value};
 use request::Client;
 
 use crate::{
-    LocalService, User,
-    bootstrap::{RequiredObject, create_or_correct},
-    pipeline::Core,
-    user,
+    LocalService,
+    bootstrap::{Bootstrap, RequiredObject, create_or_correct},
 };
 
 const NAME: &str = "kubernetes";
@@ -46,27 +43,40 @@ fn slice_names(groups: &Groups) -> BTreeMap<String, u16> {
 }
 
 /// Writes these servers' addresses into the Service's endpoints.
-pub(crate) async fn repair(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> Result<(), Status> {
-    let advertise = core.state.advertise();
+pub(crate) async fn repair(
+    bootstrap: &Bootstrap,
+    servers: &BTreeSet<SocketAddr>,
+) -> Result<(), Status> {
+    let advertise = bootstrap.state.advertise();
     let groups = groups(servers);
-    let own = core.state.port.get().copied().unwrap_or(advertise.port());
+    let own = bootstrap
+        .state
+        .port
+        .get()
+        .copied()
+        .unwrap_or(advertise.port());
     let port = groups.keys().next().copied().unwrap_or(own);
-    let Some((base, _)) = core.config.service_cidrs.first() else {
+    let Some((base, _)) = bootstrap.service_cidrs.first() else {
         return Ok(());
     };
-    create_or_correct(core, service(first(*base), port), &[&["spec", "ports"]]).await?;
+    create_or_correct(
+        bootstrap,
+        service(first(*base), port),
+        &[&["spec", "ports"]],
+    )
+    .await?;
     if advertise.ip().is_loopback() {
         // A loopback address is of no use to clients elsewhere.
         return Ok(());
     }
-    create_or_correct(core, endpoints(&groups), &[&["subsets"]]).await?;
+    create_or_correct(bootstrap, endpoints(&groups), &[&["subsets"]]).await?;
     let family = if advertise.is_ipv4() { "IPv4" } else { "IPv6" };
     let names = slice_names(&groups);
     for (name, port) in &names {
         let wanted = slice(name, family, *port, &groups[port]);
-        create_or_correct(core, wanted, &[&["endpoints"], &["ports"]]).await?;
+        create_or_correct(bootstrap, wanted, &[&["endpoints"], &["ports"]]).await?;
     }
-    if let Err(why) = remove_stale(core, &names).await {
+    if let Err(why) = remove_stale(&bootstrap.api, &names).await {
         // The next repair retries.
         tracing::warn!(why, "cannot remove EndpointSlices of stopped API servers");
     }
@@ -135,8 +145,7 @@ fn slice(name: &str, family: &str, port: u16, ips: &[String]) -> RequiredObject 
 }
 
 /// Deletes the slices of ports that no server has any more.
-async fn remove_stale(core: &Arc<Core>, names: &BTreeMap<String, u16>) -> Result<(), String> {
-    let api = LocalService::new(core.clone(), User::new("system:apiserver", [user::MASTERS]));
+async fn remove_stale(api: &LocalService, names: &BTreeMap<String, u16>) -> Result<(), String> {
     let list = format!("{SLICES}?labelSelector=kubernetes.io%2Fservice-name%3D{NAME}");
     let (status, list) = api.ask(Method::GET, &list, None).await?;
     if !status.is_success() {

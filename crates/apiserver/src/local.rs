@@ -21,22 +21,22 @@ use tower::ServiceExt;
 
 use crate::{
     Body, User,
-    pipeline::{Caller, Core, LocalCaller},
+    pipeline::{Caller, LocalCaller, Pipeline},
     write::Fence,
 };
 
 /// A connection that acts as one user.
 #[derive(Clone)]
 pub struct LocalService {
-    core: Arc<Core>,
+    pipeline: Arc<Pipeline>,
     known: LocalCaller,
     agent: Option<HeaderValue>,
 }
 
 impl LocalService {
-    pub(crate) fn new(core: Arc<Core>, user: User) -> Self {
+    pub(crate) fn new(pipeline: Arc<Pipeline>, user: User) -> Self {
         Self {
-            core,
+            pipeline,
             known: LocalCaller {
                 user: Arc::new(user),
                 node_address: None,
@@ -117,17 +117,18 @@ where
             let headers = request.headers_mut();
             headers.entry(header::USER_AGENT).or_insert_with(agent);
         }
-        let core = self.core.clone();
+        let pipeline = self.pipeline.clone();
         let caller = Caller::Known(self.known.clone());
         let request = request
             .map(|body| (!body.is_end_stream()).then(|| body.map_err(Into::into).boxed_unsync()));
         let (method, begun) = (request.method().clone(), Instant::now());
         Box::pin(async move {
-            let response = core.clone().handle(request, caller).await;
+            let response = pipeline.clone().handle(request, caller).await;
             let code = response.status().as_u16();
             let took = begun.elapsed();
-            core.metrics
-                .server
+            pipeline
+                .shared
+                .metrics
                 .record_client_request(&method, code, took);
             Ok(response)
         })

@@ -1,5 +1,7 @@
 //! The metrics of all parts of the server in one registry.
 
+use std::sync::Arc;
+
 use admission::{Timing, WebhookMetrics, policy};
 use apiextensions::ConversionMetrics;
 use http_server::HttpServer;
@@ -21,7 +23,7 @@ pub(crate) struct Metrics {
     /// Flow control.
     pub(crate) fairness: flowcontrol::Figures,
     /// Requests, the store, health checks and this process.
-    pub(crate) server: ServerMetrics,
+    pub(crate) server: Arc<ServerMetrics>,
 }
 
 impl Metrics {
@@ -34,7 +36,11 @@ impl Metrics {
             aggregation: aggregator::Metrics::registered(&mut registry),
             conversion: ConversionMetrics::registered(&mut registry),
             fairness: flowcontrol::Figures::registered(&mut registry),
-            server: ServerMetrics::new(registry, &http.handshake_errors, http.budget.cut()),
+            server: Arc::new(ServerMetrics::new(
+                registry,
+                &http.handshake_errors,
+                http.budget.cut(),
+            )),
         }
     }
 }

@@ -13,7 +13,6 @@ mod authenticate;
 mod authorize;
 mod caller;
 mod compress;
-mod core;
 mod count;
 mod deadline;
 mod deprecation;
@@ -25,6 +24,7 @@ mod impersonate;
 mod indent;
 mod pace;
 mod panic_guard;
+mod shared;
 
 use std::sync::Arc;
 
@@ -42,8 +42,8 @@ use crate::{
 
 pub(crate) use self::{
     caller::{Caller, Connection, LocalCaller},
-    core::Core,
     dispatch::Request,
+    shared::Pipeline,
 };
 
 /// The stages that every response passes, in this order.
@@ -58,7 +58,7 @@ const RESPONSE_STAGES: [fn(&mut Exchange, &mut Response<Body>); 8] = [
     pace::limit,
 ];
 
-impl Core {
+impl Pipeline {
     /// Answers one request.
     pub(crate) async fn handle(
         self: Arc<Self>,
@@ -96,7 +96,10 @@ impl Core {
 
 /// The stages up to the handler.
 async fn serve(mut arrival: Arrival, body: Option<RequestBody>, exchange: &mut Exchange) -> Answer {
-    let deadline = deadline::of_request(exchange.core.config.limits.deadline, &arrival.query)?;
+    let deadline = deadline::of_request(
+        exchange.pipeline.shared.config.limits.deadline,
+        &arrival.query,
+    )?;
     let mut user = authenticate::authenticate(&arrival, exchange).await?;
     audit::begin(&arrival, &user, exchange);
     impersonate::apply(&mut arrival, &mut user, exchange).await?;

@@ -107,13 +107,13 @@ impl Target {
             field_selector: "",
             label_selector: "",
         };
-        authz::decide(&write.core.access.authorizers, &attributes).await == Decision::Allow
+        authz::decide(&write.path.authorizers, &attributes).await == Decision::Allow
     }
 }
 
 /// A policy requires read access to every object of its paramKind.
 async fn check_param_kind(write: &Write, kind: &Value) -> Result<(), String> {
-    let (target, _) = Target::from_param_kind(kind, &write.core.storage.reader.table());
+    let (target, _) = Target::from_param_kind(kind, &write.path.reader.table());
     if target.is_readable(write, "get", "*", "*").await {
         return Ok(());
     }
@@ -129,8 +129,7 @@ async fn check_param_kind(write: &Write, kind: &Value) -> Result<(), String> {
 async fn check_param_ref(write: &Write, policies: &str, spec: &Value) -> Result<(), String> {
     let name = tree::text(&spec["policyName"]);
     let policy = write
-        .core
-        .storage
+        .path
         .reader
         .get(&write.resource.group, policies, "", name)
         .await;
@@ -140,7 +139,7 @@ async fn check_param_ref(write: &Write, policies: &str, spec: &Value) -> Result<
         .map(|policy| &tree::get(policy, "spec")["paramKind"]);
     let (target, is_served) = match kind {
         Some(kind) if tree::is_set(kind) => {
-            Target::from_param_kind(kind, &write.core.storage.reader.table())
+            Target::from_param_kind(kind, &write.path.reader.table())
         }
         _ => (Target::everything(), true),
     };

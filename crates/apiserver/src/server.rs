@@ -9,8 +9,14 @@ use tokio::net::TcpListener;
 use tracing::{debug, info};
 
 use crate::{
-    Config, Error, LocalService, Registry, Store, User, bootstrap, definitions, identity,
-    pipeline::Core, servers::Servers, started::StartupPart, token_uses, usage, user,
+    Config, Error, LocalService, Registry, Store, User,
+    bootstrap::{self, Bootstrap},
+    definitions::{self, DefinitionContext},
+    identity,
+    pipeline::Pipeline,
+    servers::Servers,
+    started::StartupPart,
+    token_uses, usage, user,
 };
 
 /// Diagnoses pods that are not scheduled.
@@ -22,7 +28,7 @@ pub trait Diagnose: Send + Sync {
 
 /// The API server.
 pub struct ApiServer {
-    core: Arc<Core>,
+    pipeline: Arc<Pipeline>,
     address: tokio::sync::watch::Sender<Option<SocketAddr>>,
 }
 
@@ -32,16 +38,16 @@ impl ApiServer {
         store: Store,
         registry: Arc<Registry>,
     ) -> Result<Arc<Self>, Error> {
-        let core = Arc::new(Core::new(config, store, registry)?);
+        let pipeline = Arc::new(Pipeline::new(config, store, registry)?);
         Ok(Arc::new(Self {
-            core,
+            pipeline,
             address: tokio::sync::watch::Sender::new(None),
         }))
     }
 
     /// A transport for a client in this process that acts as `user`.
     pub fn connect(&self, user: User) -> LocalService {
-        LocalService::new(self.core.clone(), user)
+        LocalService::new(self.pipeline.clone(), user)
     }
 
     /// The client of the server's own tasks.
@@ -52,14 +58,15 @@ impl ApiServer {
     /// Sets the source of pod diagnoses. Only the first call has an effect.
     pub fn set_diagnoses(&self, diagnoses: Arc<dyn Diagnose>) {
         // A second call is ignored.
-        let _ = self.core.observations.diagnoses.set(diagnoses);
+        let _ = self.pipeline.handlers.diagnoses.source.set(diagnoses);
     }
 
     /// Changes the address at which clients reach this server: its Lease and the `kubernetes`
     /// Service follow.
     pub fn set_advertise(&self, advertise: SocketAddr) {
         let changes = |known: &mut SocketAddr| std::mem::replace(known, advertise) != advertise;
-        self.core.state.advertised.send_if_modified(changes);
+        let state = &self.pipeline.shared.state;
+        state.advertised.send_if_modified(changes);
     }
 
     /// The listening address, once known.
@@ -87,89 +94,127 @@ impl ApiServer {
     }
 
     async fn listen(&self) -> Result<(TcpListener, SocketAddr), Error> {
-        let listen = self.core.config.listen;
+        let listen = self.pipeline.shared.config.listen;
         let failed = |error| Error::Listen(listen, error);
         let listener = TcpListener::bind(listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         // If the service restarts after a failure, the port stays that of the first run.
-        let _ = self.core.state.port.set(address.port());
+        let _ = self.pipeline.shared.state.port.set(address.port());
         Ok((listener, address))
     }
 
     /// Does what must be done before the first request, and starts the tasks that run beside requests.
     async fn start(&self, context: &Context) -> Result<(), Error> {
-        let done = |part| self.core.state.started.finish(part);
+        let state = self.pipeline.shared.state.clone();
         self.start_plugins(context);
-        done(StartupPart::Plugins);
-        let servers = Servers::default();
-        let living = bootstrap::living(&self.core, &servers).await;
-        bootstrap::ensure(&self.core, &living)
+        state.started.finish(StartupPart::Plugins);
+        let (bootstrap, servers) = (self.bootstrap(), Servers::default());
+        let living = bootstrap::living(&bootstrap, &servers).await;
+        bootstrap::ensure(&bootstrap, &living)
             .await
             .map_err(Error::Bootstrap)?;
-        done(StartupPart::Objects);
-        let writer = self.own_client();
-        let core = self.core.clone();
+        state.started.finish(StartupPart::Objects);
+        let (writer, rbac) = (self.own_client(), self.pipeline.shared.access.rbac.clone());
+        let roles = state.clone();
         context.spawn("rbac-defaults", async move {
-            auth::authz::defaults::write(writer, core.access.rbac.clone()).await;
-            core.state.started.finish(StartupPart::Roles);
+            auth::authz::defaults::write(writer, rbac).await;
+            roles.started.finish(StartupPart::Roles);
         });
-        let flow_control = flowcontrol::Upkeep {
-            fairness: self.core.traffic.fairness.clone(),
-            reader: self.core.storage.reader.clone(),
-            clock: self.core.config.clock.clone(),
-            api: Box::new(self.own_client()),
-        };
+        let flow_control = self.flow_control();
         flow_control.begin().await.map_err(Error::Bootstrap)?;
-        done(StartupPart::FlowControl);
-        let loaded = definitions::load(&self.core)
-            .await
-            .map_err(Error::Bootstrap)?;
-        done(StartupPart::Definitions);
-        context.spawn(
-            "custom-resources",
-            definitions::follow(self.core.clone(), loaded),
-        );
-        let aggregation = aggregator::Upkeep {
-            aggregator: self.core.remote.aggregator.clone(),
-            reader: self.core.storage.reader.clone(),
-            clock: self.core.config.clock.clone(),
-            api: Arc::new(self.own_client()),
-            metrics: self.core.metrics.aggregation.clone(),
-        };
+        state.started.finish(StartupPart::FlowControl);
+        let kinds = self.definition_context();
+        let loaded = definitions::load(&kinds).await.map_err(Error::Bootstrap)?;
+        state.started.finish(StartupPart::Definitions);
+        context.spawn("custom-resources", definitions::follow(kinds, loaded));
+        let aggregation = self.aggregation();
         aggregation.load().await.map_err(Error::Bootstrap)?;
         context.spawn("aggregation", aggregation.keep());
-        let uses = self.core.access.legacy_uses.clone();
-        let track = token_uses::track(self.core.clone(), uses);
-        context.spawn("legacy-token-tracking", track);
-        context.spawn(
-            "bootstrap",
-            bootstrap::keep(self.core.clone(), servers, living),
-        );
-        let (core, reader) = (self.core.clone(), self.core.storage.reader.clone());
-        let synced = move || core.state.started.finish(StartupPart::ApiServices);
-        let api_services = aggregator::keep_local(reader, Arc::new(self.own_client()), synced);
-        context.spawn("api-services", api_services);
-        let identity = identity::keep(self.core.clone(), context.token());
-        context.spawn_draining("identity", identity);
+        let repairs = bootstrap::keep(bootstrap, servers, living);
+        context.spawn("bootstrap", repairs);
         context.spawn("flow-control", flow_control.keep());
-        context.spawn("resource-metrics", usage::collect(self.core.clone()));
-        let at_rest = registry::pack_at_rest(self.core.storage.reader.clone());
-        context.spawn("objects-at-rest", at_rest);
-        let core = self.core.clone();
-        let synced = move || core.state.started.finish(StartupPart::Addresses);
-        let allocator = self.core.writes.service_allocator.clone();
-        let user = User::service_account("kube-system", status::CONTROLLER);
-        let (reader, clock) = (
-            self.core.storage.reader.clone(),
-            self.core.config.clock.clone(),
-        );
-        let policy_status = status::keep(reader, Arc::new(self.connect(user)), clock);
-        context.spawn("validating-admission-policy-status", policy_status);
-        context.spawn(
-            "service-addresses",
-            service_allocator::keep(allocator, synced),
-        );
+        self.start_tasks(context);
         Ok(())
+    }
+
+    /// Starts the tasks that no request waits for.
+    fn start_tasks(&self, context: &Context) {
+        let Pipeline { shared, handlers } = &*self.pipeline;
+        let (reader, clock) = (&shared.storage.reader, &shared.config.clock);
+        let uses = shared.access.legacy_uses.clone();
+        let track = token_uses::track(handlers.writes.clone(), uses);
+        context.spawn("legacy-token-tracking", track);
+        let state = shared.state.clone();
+        let synced = move || state.started.finish(StartupPart::ApiServices);
+        let api = Arc::new(self.own_client());
+        let api_services = aggregator::keep_local(reader.clone(), api, synced);
+        context.spawn("api-services", api_services);
+        let keeper = identity::LeaseKeeper {
+            reader: reader.clone(),
+            api: self.own_client(),
+            state: shared.state.clone(),
+            clock: clock.clone(),
+            server_name: shared.config.server_name.clone(),
+        };
+        context.spawn_draining("identity", identity::keep(keeper, context.token()));
+        let (backends, samples) = (&shared.remote.backends, &handlers.usage.samples);
+        let usage = usage::collect(backends.clone(), samples.clone(), clock.clone());
+        context.spawn("resource-metrics", usage);
+        let at_rest = registry::pack_at_rest(reader.clone());
+        context.spawn("objects-at-rest", at_rest);
+        let user = User::service_account("kube-system", status::CONTROLLER);
+        let api = Arc::new(self.connect(user));
+        let policy_status = status::keep(reader.clone(), api, clock.clone());
+        context.spawn("validating-admission-policy-status", policy_status);
+        let state = shared.state.clone();
+        let synced = move || state.started.finish(StartupPart::Addresses);
+        let allocator = handlers.writes.service_allocator.clone();
+        let addresses = service_allocator::keep(allocator, synced);
+        context.spawn("service-addresses", addresses);
+    }
+
+    fn bootstrap(&self) -> Bootstrap {
+        let Pipeline { shared, handlers } = &*self.pipeline;
+        Bootstrap {
+            writes: handlers.writes.clone(),
+            state: shared.state.clone(),
+            api: self.own_client(),
+            server_name: shared.config.server_name.clone(),
+            service_cidrs: shared.config.service_cidrs.clone(),
+            client_ca: shared.config.client_ca.clone(),
+            front_proxy_ca: shared.config.front_proxy_ca.clone(),
+        }
+    }
+
+    fn definition_context(&self) -> DefinitionContext {
+        let Pipeline { shared, handlers } = &*self.pipeline;
+        DefinitionContext {
+            writes: handlers.writes.clone(),
+            conversion: shared.remote.conversion.clone(),
+            metrics: shared.remote.conversion_metrics.clone(),
+            streams: shared.remote.backends.streams.clone(),
+        }
+    }
+
+    fn flow_control(&self) -> flowcontrol::Upkeep {
+        let shared = &self.pipeline.shared;
+        flowcontrol::Upkeep {
+            fairness: shared.traffic.fairness.clone(),
+            reader: shared.storage.reader.clone(),
+            clock: shared.config.clock.clone(),
+            api: Box::new(self.own_client()),
+        }
+    }
+
+    fn aggregation(&self) -> aggregator::Upkeep {
+        let shared = &self.pipeline.shared;
+        aggregator::Upkeep {
+            aggregator: shared.remote.aggregator.clone(),
+            reader: shared.storage.reader.clone(),
+            clock: shared.config.clock.clone(),
+            api: Arc::new(self.own_client()),
+            metrics: shared.remote.aggregation_metrics.clone(),
+        }
     }
 
     /// Serves connections until shutdown.
@@ -181,8 +226,8 @@ impl ApiServer {
             };
             match accepted {
                 Ok((stream, remote)) => {
-                    let (http, core) = (self.core.traffic.http.clone(), self.core.clone());
-                    let served = http.serve(core, stream, remote);
+                    let http = self.pipeline.shared.traffic.http.clone();
+                    let served = http.serve(self.pipeline.clone(), stream, remote);
                     context.spawn_draining("connection", served);
                 }
                 Err(error) => {
@@ -195,21 +240,24 @@ impl ApiServer {
 
     /// Waits until the writes that have begun are complete and all streams have ended.
     async fn drain(&self) {
-        self.core.traffic.http.stopping.cancel();
-        self.core.writes.tasks.close();
-        self.core.writes.tasks.wait().await;
-        self.core.traffic.http.streams.close();
-        self.core.traffic.http.streams.wait().await;
+        let http = &self.pipeline.shared.traffic.http;
+        let writes = &self.pipeline.handlers.writes.tasks;
+        http.stopping.cancel();
+        writes.close();
+        writes.wait().await;
+        http.streams.close();
+        http.streams.wait().await;
     }
 
     fn start_plugins(&self, context: &Context) {
-        for authenticator in &self.core.access.authenticators {
+        let access = &self.pipeline.shared.access;
+        for authenticator in access.authenticators.iter() {
             authenticator.start(context);
         }
-        for authorizer in &self.core.access.authorizers {
+        for authorizer in access.authorizers.iter() {
             authorizer.start(context);
         }
-        for plugin in &self.core.writes.admission {
+        for plugin in &self.pipeline.handlers.writes.admission.plugins {
             plugin.start(context);
         }
     }

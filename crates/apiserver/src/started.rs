@@ -1,7 +1,40 @@
-//! Progress of the server's startup: upstream's post-start hooks, mapped to the parts of this
-//! server's start.
+//! The server's own state: where it is reached, and how far its start is. Upstream's post-start hooks are mapped to the
+//! parts of this server's start.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    net::SocketAddr,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use tokio::sync::watch;
+
+/// This server: where it is reached, and how far its start is.
+pub(crate) struct ServerState {
+    /// The port that the server listens on, once known.
+    pub(crate) port: OnceLock<u16>,
+    /// The address at which clients reach the server now.
+    pub(crate) advertised: watch::Sender<SocketAddr>,
+    /// Which parts of the startup are done.
+    pub(crate) started: Started,
+}
+
+impl ServerState {
+    pub(crate) fn new(advertise: SocketAddr) -> Self {
+        Self {
+            port: OnceLock::new(),
+            advertised: watch::Sender::new(advertise),
+            started: Started::default(),
+        }
+    }
+
+    /// The address at which clients reach the server now.
+    pub(crate) fn advertise(&self) -> SocketAddr {
+        *self.advertised.borrow()
+    }
+}
 
 /// A part of the startup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,48 +6,35 @@ use auth::authn::legacy_tokens::{LAST_USED, Uses, today};
 use machinery::{Object, Status, json::json};
 
 use crate::{
-    User,
-    admission::{Effects, RequestOptions},
     meta,
-    pipeline::Core,
-    user,
-    write::{self, Write},
+    write::{self, Write, WritePath},
 };
 
 /// Records the use of tokens on their Secrets, for as long as the server runs.
-pub(crate) async fn track(core: Arc<Core>, uses: Arc<Uses>) {
+pub(crate) async fn track(writes: Arc<WritePath>, uses: Arc<Uses>) {
     loop {
         for (namespace, name, uid) in uses.next().await {
-            if let Err(error) = label(&core, &namespace, &name, &uid).await {
+            if let Err(error) = label(&writes, &namespace, &name, &uid).await {
                 tracing::debug!(namespace, name, %error, "cannot record the last use of a token");
             }
         }
     }
 }
 
-async fn label(core: &Arc<Core>, namespace: &str, name: &str, uid: &str) -> Result<(), Status> {
-    let Some(resource) = core.storage.registry.get("", "v1", "secrets") else {
+async fn label(
+    writes: &Arc<WritePath>,
+    namespace: &str,
+    name: &str,
+    uid: &str,
+) -> Result<(), Status> {
+    let Some(resource) = writes.registry.get("", "v1", "secrets") else {
         return Ok(());
     };
     let write = Write {
-        core: core.clone(),
-        user: Arc::new(User::new("system:apiserver", [user::MASTERS])),
-        peer: None,
-        fence: None,
-        resource,
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-        subresource: String::new(),
-        verb: "patch",
-        dry_run: false,
-        field_manager: "kube-apiserver".to_owned(),
-        tracked: false,
-        internal: false,
         admitted: false,
-        options: RequestOptions::default(),
-        effects: Effects::default(),
+        ..writes.own_write(resource, namespace, name, "patch")
     };
-    let today = today(&*core.config.clock).to_string();
+    let today = today(&*writes.clock).to_string();
     let change = |old: &Object| {
         let mut secret = old.clone();
         if meta::text(old, "uid") != uid {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use connect::Backends;
-use metrics_api::{Fetch, MAX_PAGE};
+use metrics_api::{Fetch, MAX_PAGE, Samples};
+use stdx::Clock;
 
-use crate::{Stored, pipeline::Core};
+use crate::Stored;
 
 const PATH: &str = "/metrics/resource";
 
@@ -20,19 +21,11 @@ impl Fetch for Kubelets {
     }
 }
 
-/// Collects samples for as long as the server runs; returns at once without a client certificate
-/// for kubelets.
-pub(crate) async fn collect(core: Arc<Core>) {
-    if core.config.kubelet_tls.is_none() {
+/// Collects samples for as long as the server runs. Without a client certificate for kubelets there is nothing to do.
+pub(crate) async fn collect(backends: Arc<Backends>, samples: Arc<Samples>, clock: Arc<dyn Clock>) {
+    if backends.kubelet_tls.is_none() {
         return;
     }
-    let (reader, samples) = (core.storage.reader.clone(), core.observations.usage.clone());
-    let clock = core.config.clock.clone();
-    metrics_api::collect(
-        reader,
-        Arc::new(Kubelets(core.remote.backends.clone())),
-        samples,
-        clock,
-    )
-    .await;
+    let reader = backends.reader.clone();
+    metrics_api::collect(reader, Arc::new(Kubelets(backends)), samples, clock).await;
 }

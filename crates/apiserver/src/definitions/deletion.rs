@@ -1,16 +1,15 @@
 //! Deletion of a definition: its objects are deleted first, then its finalizer is removed.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use apiextensions::conditions::{condition, holds, set_condition};
 use machinery::{Object, Status, Value, json::json};
 
 use stdx::Backoff;
 
-use super::{GROUP, PLURAL, id, status::status_write, write};
+use super::{DefinitionContext, GROUP, PLURAL, id, own_write, status::status_write};
 use crate::{
     meta,
-    pipeline::Core,
     write::{self as writes, DeleteOptions},
 };
 
@@ -44,20 +43,21 @@ pub(crate) fn mark(definition: &mut Object, now: &str) {
 }
 
 /// Sets the condition that the deletion of objects has begun.
-pub(super) async fn begin(core: &Arc<Core>, definition: &Value) -> Result<(), Status> {
+pub(super) async fn begin(context: &DefinitionContext, definition: &Value) -> Result<(), Status> {
     let message = "CustomResource deletion is in progress";
     let reason = "InstanceDeletionInProgress";
     let begun = condition("Terminating", true, reason, message);
-    set(core, &name(definition), begun, false).await
+    set(context, &name(definition), begun, false).await
 }
 
 /// Deletes the objects of a definition, then removes its finalizer; retries until done.
-pub(super) fn spawn_empty(core: &Arc<Core>, definition: Value) {
-    let core = core.clone();
-    core.clone().traffic.http.streams.spawn(async move {
-        let stopping = core.traffic.http.stopping.clone();
+pub(super) fn spawn_empty(context: &DefinitionContext, definition: Value) {
+    let context = context.clone();
+    let tasks = context.streams.tasks.clone();
+    tasks.spawn(async move {
+        let stopping = context.streams.stopping.clone();
         tokio::select! {
-            () = empty(&core, &definition) => {}
+            () = empty(&context, &definition) => {}
             () = stopping.cancelled() => {}
         }
     });
@@ -68,10 +68,10 @@ fn name(definition: &Value) -> String {
     name.unwrap_or_default().to_owned()
 }
 
-async fn empty(core: &Arc<Core>, definition: &Value) {
+async fn empty(context: &DefinitionContext, definition: &Value) {
     let mut backoff = Backoff::new(FIRST, LONGEST);
     loop {
-        let again = match try_empty(core, definition).await {
+        let again = match try_empty(context, definition).await {
             Ok(true) => return,
             Ok(false) => {
                 backoff.reset();
@@ -83,24 +83,24 @@ async fn empty(core: &Arc<Core>, definition: &Value) {
                 backoff.step()
             }
         };
-        core.config.clock.sleep(again).await;
+        context.writes.clock.sleep(again).await;
     }
 }
 
 /// One attempt; returns whether nothing is left to do.
-async fn try_empty(core: &Arc<Core>, definition: &Value) -> Result<bool, Status> {
+async fn try_empty(context: &DefinitionContext, definition: &Value) -> Result<bool, Status> {
     let name = name(definition);
-    let stored = core.storage.reader.get(GROUP, PLURAL, "", &name).await?;
+    let stored = context.writes.reader.get(GROUP, PLURAL, "", &name).await?;
     if !stored.is_some_and(|stored| is_cleaned_up(&stored.parse(), definition)) {
         return Ok(true);
     }
     let (group, plural) = id(definition);
-    let is_built_in = core.storage.registry.table().is_built_in(&group, &plural);
+    let is_built_in = context.writes.registry.table().is_built_in(&group, &plural);
     let ended = if holds(definition, "Established") && !is_built_in {
-        if delete_all(core, &group, &plural).await? > 0 {
+        if delete_all(context, &group, &plural).await? > 0 {
             return Ok(false);
         }
-        core.storage.registry.undefine(&group, &plural);
+        context.writes.registry.undefine(&group, &plural);
         let message = "removed all instances";
         condition("Terminating", false, "InstanceDeletionCompleted", message)
     } else {
@@ -108,7 +108,7 @@ async fn try_empty(core: &Arc<Core>, definition: &Value) -> Result<bool, Status>
         let message = "resource was never established";
         condition("Terminating", false, "NeverEstablished", message)
     };
-    match set(core, &name, ended, true).await {
+    match set(context, &name, ended, true).await {
         Err(status) if status.code == 404 => Ok(true),
         written => written.map(|()| true),
     }
@@ -123,11 +123,16 @@ fn is_cleaned_up(stored: &Object, definition: &Value) -> bool {
 }
 
 /// Writes one condition of a definition; `release` also removes the finalizer.
-async fn set(core: &Arc<Core>, name: &str, condition: Value, release: bool) -> Result<(), Status> {
-    let Some(write) = status_write(core, name) else {
+async fn set(
+    context: &DefinitionContext,
+    name: &str,
+    condition: Value,
+    release: bool,
+) -> Result<(), Status> {
+    let Some(write) = status_write(context, name) else {
         return Ok(());
     };
-    let now = meta::time(core.config.clock.now());
+    let now = meta::time(context.writes.clock.now());
     let change = |old: &Object| {
         let mut object = old.clone();
         let status = object.entry("status").or_insert_with(|| json!({}));
@@ -143,10 +148,14 @@ async fn set(core: &Arc<Core>, name: &str, condition: Value, release: bool) -> R
 }
 
 /// Deletes every object once; returns how many remain.
-async fn delete_all(core: &Arc<Core>, group: &str, plural: &str) -> Result<usize, Status> {
-    let (_, objects) = core.storage.reader.list(group, plural, "").await?;
-    let found = core
-        .storage
+async fn delete_all(
+    context: &DefinitionContext,
+    group: &str,
+    plural: &str,
+) -> Result<usize, Status> {
+    let (_, objects) = context.writes.reader.list(group, plural, "").await?;
+    let found = context
+        .writes
         .registry
         .table()
         .any_version(group, plural)
@@ -154,14 +163,14 @@ async fn delete_all(core: &Arc<Core>, group: &str, plural: &str) -> Result<usize
     let Some(resource) = found else { return Ok(0) };
     for object in objects {
         let header = &object.header;
-        let mut write = write(core, resource.clone(), header.namespace(), header.name());
+        let mut write = own_write(context, resource.clone(), header.namespace(), header.name());
         write.subresource = String::new();
         match writes::delete(&write, &DeleteOptions::default()).await {
             Err(status) if status.code != 404 => return Err(status),
             _ => {}
         }
     }
-    Ok(core.storage.reader.list(group, plural, "").await?.1.len())
+    Ok(context.writes.reader.list(group, plural, "").await?.1.len())
 }
 
 #[cfg(test)]

@@ -15,16 +15,21 @@ use std::{
 };
 
 use apiextensions::{
+    ConversionMetrics,
     conditions::{find, holds},
     names::{self, InUse},
 };
 use bytes::Bytes;
+use connect::Streams;
 use futures::{FutureExt, StreamExt, future};
 use machinery::{Object, Status, Value};
 use registry::Readable;
 use store::{Revision, WatchItem};
 
-use crate::{Registry, Resource, Stored, User, meta, pipeline::Core, user, write::Write};
+use crate::{
+    Registry, Resource, Stored, meta,
+    write::{Write, WritePath},
+};
 
 pub(crate) use deletion::mark;
 use status::Names;
@@ -36,6 +41,17 @@ const PLURAL: &str = "customresourcedefinitions";
 const AT_ONCE: usize = 32;
 /// Maximum number of changes in a batch.
 const BATCH: usize = 512;
+
+/// What the controller of definitions needs.
+#[derive(Clone)]
+pub(crate) struct DefinitionContext {
+    pub(crate) writes: Arc<WritePath>,
+    /// Calls the webhooks that convert custom resources.
+    pub(crate) conversion: Arc<webhook::Client>,
+    pub(crate) metrics: ConversionMetrics,
+    /// The deletions of objects run here.
+    pub(crate) streams: Streams,
+}
 
 /// The definitions at one revision, and the names they hold.
 pub(crate) struct Definitions {
@@ -50,15 +66,15 @@ pub(crate) struct Definitions {
 }
 
 /// Lists all definitions and serves them.
-pub(crate) async fn load(core: &Arc<Core>) -> Result<Definitions, Status> {
-    let readable = core.storage.reader.list_readable(GROUP, PLURAL).await?;
+pub(crate) async fn load(context: &DefinitionContext) -> Result<Definitions, Status> {
+    let readable = context.writes.reader.list_readable(GROUP, PLURAL).await?;
     for definition in &readable.unreadable {
         tracing::error!(
             definition,
             "a CustomResourceDefinition cannot be read; its changes have no effect"
         );
     }
-    undefine_deleted(&core.storage.registry, &readable);
+    undefine_deleted(&context.writes.registry, &readable);
     let revision = readable.revision;
     let all = readable.objects();
     let mut definitions = Definitions {
@@ -67,8 +83,8 @@ pub(crate) async fn load(core: &Arc<Core>) -> Result<Definitions, Status> {
         in_use: InUse::default(),
         unwritten: Unwritten::default(),
     };
-    for resource in core
-        .storage
+    for resource in context
+        .writes
         .registry
         .table()
         .all()
@@ -83,7 +99,7 @@ pub(crate) async fn load(core: &Arc<Core>) -> Result<Definitions, Status> {
         let accepted = &definition["status"]["acceptedNames"];
         definitions.in_use.set(&group, &plural, accepted);
     }
-    definitions.settle_all(core, all).await;
+    definitions.settle_all(context, all).await;
     Ok(definitions)
 }
 
@@ -104,17 +120,17 @@ fn undefine_deleted(registry: &Registry, readable: &Readable) {
 }
 
 /// Follows the definitions for as long as the server runs.
-pub(crate) async fn follow(core: Arc<Core>, mut definitions: Definitions) {
+pub(crate) async fn follow(context: DefinitionContext, mut definitions: Definitions) {
     loop {
         let after = definitions.revision;
-        match core.storage.reader.watch(GROUP, PLURAL, after).await {
+        match context.writes.reader.watch(GROUP, PLURAL, after).await {
             Ok(Some(events)) => {
                 let mut events = events.fuse();
                 loop {
                     let item = tokio::select! {
                         item = events.next() => item,
                         () = definitions.unwritten.due() => {
-                            definitions.write_again(&core).await;
+                            definitions.write_again(&context).await;
                             continue;
                         }
                     };
@@ -128,15 +144,15 @@ pub(crate) async fn follow(core: Arc<Core>, mut definitions: Definitions) {
                             false => None,
                         };
                     }
-                    definitions.take(&core, batch).await;
+                    definitions.take(&context, batch).await;
                 }
             }
             Ok(None) => return,
             Err(error) => tracing::warn!(%error, "cannot watch custom resource definitions"),
         }
         // The watch ended early: list again.
-        core.config.clock.sleep(Duration::from_secs(1)).await;
-        match load(&core).await {
+        context.writes.clock.sleep(Duration::from_secs(1)).await;
+        match load(&context).await {
             Ok(read) => definitions = read,
             Err(status) => tracing::warn!(%status, "cannot read custom resource definitions"),
         }
@@ -195,7 +211,7 @@ enum FollowUp {
 }
 
 impl Definitions {
-    async fn take(&mut self, core: &Arc<Core>, batch: DefinitionBatch) {
+    async fn take(&mut self, context: &DefinitionContext, batch: DefinitionBatch) {
         let mut freed = BTreeSet::new();
         let mut current = Vec::new();
         for DefinitionChange { now, before } in batch.changed.into_values() {
@@ -209,14 +225,14 @@ impl Definitions {
                     current.push(now);
                 }
                 (None, Some(before)) => {
-                    self.forget(&core.storage.registry, &before);
+                    self.forget(&context.writes.registry, &before);
                     freed.insert(id(&before).0);
                 }
                 (None, None) => {}
             }
         }
-        self.settle_all(core, current).await;
-        self.retry(core, &freed).await;
+        self.settle_all(context, current).await;
+        self.retry(context, &freed).await;
         self.revision = batch.revision.max(self.revision);
     }
 
@@ -231,11 +247,11 @@ impl Definitions {
 
     /// Retries definitions of these groups whose names conflict, after one that held names has
     /// changed.
-    async fn retry(&mut self, core: &Arc<Core>, groups: &BTreeSet<String>) {
+    async fn retry(&mut self, context: &DefinitionContext, groups: &BTreeSet<String>) {
         if !self.waiting.values().any(|group| groups.contains(group)) {
             return;
         }
-        match core.storage.reader.list_readable(GROUP, PLURAL).await {
+        match context.writes.reader.list_readable(GROUP, PLURAL).await {
             Ok(readable) => {
                 let mut all = readable.objects();
                 let waits = |one: &Arc<Stored>| {
@@ -243,49 +259,49 @@ impl Definitions {
                     group.is_some_and(|group| groups.contains(group))
                 };
                 all.retain(waits);
-                self.settle_all(core, all).await;
+                self.settle_all(context, all).await;
             }
             Err(status) => tracing::warn!(%status, "cannot read custom resource definitions"),
         }
     }
 
     /// Retries definitions whose status could not be written, in their current state.
-    async fn write_again(&mut self, core: &Arc<Core>) {
-        match core.storage.reader.list_readable(GROUP, PLURAL).await {
+    async fn write_again(&mut self, context: &DefinitionContext) {
+        match context.writes.reader.list_readable(GROUP, PLURAL).await {
             Ok(readable) => {
                 let mut all = readable.objects();
                 all.retain(|one| self.unwritten.contains(one.header.name()));
-                self.settle_all(core, all).await;
+                self.settle_all(context, all).await;
             }
             Err(status) => tracing::warn!(%status, "cannot read custom resource definitions"),
         }
-        self.unwritten.schedule(&*core.config.clock);
+        self.unwritten.schedule(&*context.writes.clock);
     }
 
     /// Processes definitions: serves them, writes their statuses, starts deletions.
-    async fn settle_all(&mut self, core: &Arc<Core>, all: Vec<Arc<Stored>>) {
+    async fn settle_all(&mut self, context: &DefinitionContext, all: Vec<Arc<Stored>>) {
         if all.is_empty() {
             return;
         }
         // Objects up to the current revision may have been written under the previous schemas.
-        let now = core.storage.store.revision().await;
+        let now = context.writes.store.revision().await;
         let since = now.map_or(Revision::MAX, |now| now + 1);
         let mut steps = Vec::new();
         for stored in all {
             self.unwritten.remove(stored.header.name());
-            steps.extend(self.serve_or_delete(core, stored.parse(), &stored.bytes(), since));
+            steps.extend(self.serve_or_delete(context, stored.parse(), &stored.bytes(), since));
             tokio::task::yield_now().await;
         }
-        let steps = futures::stream::iter(steps).map(|step| carry_out(core, step));
+        let steps = futures::stream::iter(steps).map(|step| carry_out(context, step));
         let failed = steps.buffer_unordered(AT_ONCE).filter_map(future::ready);
         self.unwritten.extend(failed.collect().await);
-        self.unwritten.schedule(&*core.config.clock);
+        self.unwritten.schedule(&*context.writes.clock);
     }
 
     /// Serves a definition, or prepares its deletion.
     fn serve_or_delete(
         &mut self,
-        core: &Arc<Core>,
+        context: &DefinitionContext,
         definition: Object,
         bytes: &Bytes,
         since: Revision,
@@ -295,12 +311,12 @@ impl Definitions {
         let whole = Value::Object(definition);
         let (group, plural) = id(&whole);
         // Anyone who may write the status can claim that the names of a built-in kind were accepted.
-        let is_built_in = core.storage.registry.table().is_built_in(&group, &plural);
+        let is_built_in = context.writes.registry.table().is_built_in(&group, &plural);
         if is_deleting {
             self.waiting.remove(&name);
             let established = holds(&whole, "Established") && !is_built_in;
             if established {
-                serving::serve(core, &whole, bytes, since);
+                serving::serve(context, &whole, bytes, since);
             }
             let terminating = find(&whole, "Terminating");
             let is_new =
@@ -321,7 +337,7 @@ impl Definitions {
         self.in_use.set(&group, &plural, &accepted);
         match conflict {
             None => {
-                serving::serve(core, &whole, bytes, since);
+                serving::serve(context, &whole, bytes, since);
                 self.waiting.remove(&name);
             }
             Some(_) => {
@@ -329,7 +345,7 @@ impl Definitions {
                 if holds(&whole, "Established") && accepted["plural"] == *plural {
                     let mut served = whole.clone();
                     served["spec"]["names"] = accepted.clone();
-                    serving::serve(core, &served, bytes, since);
+                    serving::serve(context, &served, bytes, since);
                 }
                 self.waiting.insert(name.clone(), group);
             }
@@ -339,16 +355,16 @@ impl Definitions {
             accepted,
             conflict,
         };
-        let now = meta::time(core.config.clock.now());
+        let now = meta::time(context.writes.clock.now());
         (!names.are_in(&whole, &now)).then_some(FollowUp::Write(names))
     }
 }
 
 /// Returns the name of a definition whose status is to be written again later.
-async fn carry_out(core: &Arc<Core>, step: FollowUp) -> Option<String> {
+async fn carry_out(context: &DefinitionContext, step: FollowUp) -> Option<String> {
     match step {
         FollowUp::Write(names) => {
-            let written = names.write(core).await;
+            let written = names.write(context).await;
             if let Err(status) = written {
                 let definition = names.name;
                 tracing::warn!(definition, %status, "cannot update the status of a custom resource definition");
@@ -357,18 +373,18 @@ async fn carry_out(core: &Arc<Core>, step: FollowUp) -> Option<String> {
                 && let Some((plural, group)) = names.name.split_once('.')
             {
                 // Clients that see the condition find the resource in discovery.
-                core.storage.registry.establish(group, plural);
+                context.writes.registry.establish(group, plural);
             }
         }
         FollowUp::BeginDeletion(definition) => {
             // The status change returns here as a watch event.
-            if deletion::begin(core, &definition).await.is_err() {
-                deletion::spawn_empty(core, definition);
+            if deletion::begin(context, &definition).await.is_err() {
+                deletion::spawn_empty(context, definition);
             }
         }
         // Objects with finalizers may remain for long: run in the background so that other
         // definitions do not wait.
-        FollowUp::Empty(definition) => deletion::spawn_empty(core, definition),
+        FollowUp::Empty(definition) => deletion::spawn_empty(context, definition),
     }
     None
 }
@@ -380,24 +396,18 @@ fn id(definition: &Value) -> (String, String) {
     (text(&spec["group"]), text(&spec["names"]["plural"]))
 }
 
-fn write(core: &Arc<Core>, resource: Arc<Resource>, namespace: &str, name: &str) -> Write {
+/// A write by the server itself, of a definition's status unless the caller changes that.
+fn own_write(
+    context: &DefinitionContext,
+    resource: Arc<Resource>,
+    namespace: &str,
+    name: &str,
+) -> Write {
     Write {
-        core: core.clone(),
-        user: Arc::new(User::new("system:apiserver", [user::MASTERS])),
-        peer: None,
-        fence: None,
-        resource,
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
         subresource: "status".to_owned(),
-        verb: "update",
-        dry_run: false,
-        field_manager: "kube-apiserver".to_owned(),
-        tracked: false,
         internal: true,
-        // Webhooks are skipped: an unreachable one must not keep definitions from being served.
-        admitted: true,
-        options: crate::admission::RequestOptions::default(),
-        effects: crate::admission::Effects::default(),
+        ..context
+            .writes
+            .own_write(resource, namespace, name, "update")
     }
 }

@@ -8,19 +8,19 @@ use kinds::Kind;
 use machinery::Value;
 use store::Revision;
 
-use super::id;
-use crate::{Registry, pipeline::Core};
+use super::{DefinitionContext, id};
+use crate::Registry;
 
 /// Registers the served versions, the storage version first. A change that does not concern the
 /// kinds keeps the registered ones with their compiled schemas. `now` is the first revision whose
 /// objects are written by the definition's schemas, if these are new. Discovery lists the
 /// versions once the stored definition is established.
-pub(super) fn serve(core: &Core, definition: &Value, bytes: &Bytes, now: Revision) {
+pub(super) fn serve(context: &DefinitionContext, definition: &Value, bytes: &Bytes, now: Revision) {
     let is_established = holds(definition, "Established");
-    if renew(&core.storage.registry, definition, bytes) {
+    if renew(&context.writes.registry, definition, bytes) {
         if is_established {
             let (group, plural) = id(definition);
-            core.storage.registry.establish(&group, &plural);
+            context.writes.registry.establish(&group, &plural);
         }
         return;
     }
@@ -31,9 +31,9 @@ pub(super) fn serve(core: &Core, definition: &Value, bytes: &Bytes, now: Revisio
         return;
     };
     let stored_name = stored["name"].as_str().unwrap_or_default();
-    let since = known_since(&core.storage.registry, definition).unwrap_or(now);
+    let since = known_since(&context.writes.registry, definition).unwrap_or(now);
     let schemas = Arc::new(Schemas::new(bytes.clone()));
-    let (client, metrics) = (&core.remote.conversion, &core.metrics.conversion);
+    let (client, metrics) = (&context.conversion, &context.metrics);
     let conversion = Conversion::read(&definition["spec"], client, metrics).map(Arc::new);
     let read = |version: &Value| {
         let schemas = schemas.clone();
@@ -43,7 +43,8 @@ pub(super) fn serve(core: &Core, definition: &Value, bytes: &Bytes, now: Revisio
     let mut kinds = vec![read(stored)];
     let others = versions.iter().filter(|version| version["storage"] != true);
     kinds.extend(others.filter(|version| version["served"] == true).map(read));
-    core.storage
+    context
+        .writes
         .registry
         .define(kinds, stored["served"] == true, is_established);
 }

@@ -1,17 +1,14 @@
 //! The status of a definition: accepted names, conditions, stored versions.
 
-use std::sync::Arc;
-
 use apiextensions::{
     conditions::{self, condition, set_condition},
     names::Conflict,
 };
 use machinery::{Object, Status, Value, json::json};
 
-use super::{GROUP, PLURAL};
+use super::{DefinitionContext, GROUP, PLURAL};
 use crate::{
     meta,
-    pipeline::Core,
     write::{self, Write},
 };
 
@@ -32,11 +29,11 @@ impl Names {
     }
 
     /// Writes accepted names and conditions.
-    pub(super) async fn write(&self, core: &Arc<Core>) -> Result<(), Status> {
-        let Some(write) = status_write(core, &self.name) else {
+    pub(super) async fn write(&self, context: &DefinitionContext) -> Result<(), Status> {
+        let Some(write) = status_write(context, &self.name) else {
             return Ok(());
         };
-        let now = meta::time(core.config.clock.now());
+        let now = meta::time(context.writes.clock.now());
         let change = |old: &Object| match self.with_names(old, &now) {
             Value::Object(object) => Ok(object),
             _ => Err(Status::internal("an object stays one")),
@@ -99,7 +96,7 @@ fn add_stored_version(object: &mut Value) {
 }
 
 /// A write of a definition's status; `None` if CustomResourceDefinitions are not served.
-pub(super) fn status_write(core: &Arc<Core>, name: &str) -> Option<Write> {
-    let resource = core.storage.registry.get(GROUP, "v1", PLURAL)?;
-    Some(super::write(core, resource, "", name))
+pub(super) fn status_write(context: &DefinitionContext, name: &str) -> Option<Write> {
+    let resource = context.writes.registry.get(GROUP, "v1", PLURAL)?;
+    Some(super::own_write(context, resource, "", name))
 }

@@ -4,7 +4,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use aggregator::{Backend, front_proxy};
-use connect::{UNREACHED, end_to_end, handshake_response};
+use connect::{Streams, UNREACHED, end_to_end, handshake_response};
 use futures::StreamExt;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Uri, header};
 use http_body_util::BodyStream;
@@ -50,8 +50,8 @@ pub(crate) fn trace_to_backend(
 }
 
 /// Forwards a request.
-pub(super) async fn serve(request: Request, backend: Arc<Backend>) -> Answer {
-    match pass_on(request, &backend).await {
+pub(super) async fn serve(streams: &Streams, request: Request, backend: Arc<Backend>) -> Answer {
+    match pass_on(streams, request, &backend).await {
         Ok(answer) => Ok(answer),
         Err(Refusal::Text(code, why)) => Ok(text(code, &why)),
         Err(Refusal::Status(status)) => Err(*status),
@@ -76,7 +76,11 @@ fn internal(why: impl Into<String>) -> Refusal {
     Refusal::Text(StatusCode::INTERNAL_SERVER_ERROR, why.into())
 }
 
-async fn pass_on(request: Request, backend: &Backend) -> Result<Response<Body>, Refusal> {
+async fn pass_on(
+    streams: &Streams,
+    request: Request,
+    backend: &Backend,
+) -> Result<Response<Body>, Refusal> {
     if has_dot_segments(request.parts.uri.path()) {
         // The backend would resolve another path than the authorized one.
         return Ok(super::no_page());
@@ -106,7 +110,7 @@ async fn pass_on(request: Request, backend: &Backend) -> Result<Response<Body>, 
         Refusal::Status(Box::new(Status::too_many_requests(why, 1)))
     })?;
     if request.parts.headers.contains_key(header::UPGRADE) {
-        return upgrade(request, backend, uri, identity).await;
+        return upgrade(streams, request, backend, uri, identity).await;
     }
     let is_long_running = request.deadline.is_none();
     let mut answer = forward(request, backend, uri, identity).await?;
@@ -163,12 +167,13 @@ fn answer(response: Response<Incoming>) -> Response<Body> {
 
 /// Joins the client's connection with the backend's once the backend accepts the upgrade.
 async fn upgrade(
+    streams: &Streams,
     request: Request,
     backend: &Backend,
     uri: Uri,
     identity: HeaderMap,
 ) -> Result<Response<Body>, Refusal> {
-    let (core, audit) = (request.core.clone(), request.audit.clone());
+    let audit = request.audit.clone();
     let stream = backend.link.dial(&uri).await.map_err(unavailable)?;
     let mut parts = request.parts;
     let host = uri.authority().map(|authority| authority.as_str());
@@ -184,7 +189,7 @@ async fn upgrade(
     let joined = tunnel::upgrade_as(asked, identity, stream).await;
     let (agreed, splice) = joined.map_err(|error| unavailable(error.to_string()))?;
     if let Some(splice) = splice {
-        core.remote.backends.streams.run(audit, splice.run());
+        streams.run(audit, splice.run());
     }
     Ok(handshake_response(agreed))
 }

@@ -21,16 +21,20 @@ use crate::{
     output::Output,
     pipeline::Request,
     respond::Answer,
-    write::{self, ObjectChange},
+    write::{self, ObjectChange, WritePath},
 };
 use apiextensions::CustomKind;
 
-pub(crate) async fn serve(request: Request, resource: Arc<Resource>, output: Output) -> Answer {
+pub(crate) async fn serve(
+    writes: &Arc<WritePath>,
+    request: Request,
+    resource: Arc<Resource>,
+    output: Output,
+) -> Answer {
     let (config, options) = Configuration::take(&request).await?;
-    let mut write = objects::requested_write(&request, &resource, &options);
+    let mut write = objects::requested_write(writes, &request, &resource, &options);
     write.tracked = true;
-    let now = meta::time(request.core.config.clock.now());
-    let core = request.core.clone();
+    let now = meta::time(writes.clock.now());
     let task = async move {
         let versions = write.versions();
         let change = Applied {
@@ -47,7 +51,7 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>, output: Out
         };
         write::update(&write, &change).await
     };
-    objects::respond(&output, core.supervise(task).await?).await
+    objects::respond(&output, writes.supervise(task).await?).await
 }
 
 /// The object that a configuration is applied to.

@@ -191,7 +191,7 @@ impl Received {
 
 /// Reads the raw body.
 pub(crate) async fn take(request: &Request) -> Result<Bytes, Status> {
-    let bytes = read(request.take_body(), request.core.config.limits.body).await?;
+    let bytes = read(request.take_body(), request.body_limit).await?;
     if let Some(ticket) = &request.audit {
         ticket.request(&bytes);
     }

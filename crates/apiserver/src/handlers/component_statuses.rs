@@ -8,12 +8,11 @@ use machinery::{Object, Status, encode, json::json};
 
 use super::read::{self, ListPage};
 use crate::{
-    Draft, Resource, Stored, media, pieces,
-    pipeline::{Core, Request},
-    respond::Answer,
-    selection::Selection,
+    Draft, Resource, Stored, health::HealthChecks, media, pieces, pipeline::Request,
+    respond::Answer, selection::Selection,
 };
 use http::StatusCode;
+use stdx::Clock;
 
 /// Components that are services of this process: the name in the API, and the service.
 const SERVICES: [(&str, &str); 2] = [
@@ -23,10 +22,15 @@ const SERVICES: [(&str, &str); 2] = [
 const STORE: &str = "etcd-0";
 
 /// One component or all.
-pub(super) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
-    let output = read::output(&request, &resource)?;
+pub(super) async fn serve(
+    health: &HealthChecks,
+    clock: &Arc<dyn Clock>,
+    request: Request,
+    resource: Arc<Resource>,
+) -> Answer {
+    let output = read::output(clock, &request, &resource)?;
     let (_, name) = request.info.place();
-    let mut components = components(&request.core).await;
+    let mut components = components(health).await;
     if !name.is_empty() {
         let found = components.into_iter().find(|one| one.0 == name);
         let (name, health) = found.ok_or_else(|| Status::not_found("", "componentstatus", name))?;
@@ -45,8 +49,8 @@ pub(super) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
 }
 
 /// Every component, with its error if unhealthy.
-async fn components(core: &Core) -> Vec<(&'static str, Result<(), String>)> {
-    let services = core.config.health.all();
+async fn components(health: &HealthChecks) -> Vec<(&'static str, Result<(), String>)> {
+    let services = health.services.all();
     let mut all: Vec<_> = SERVICES
         .iter()
         .map(|(name, service)| {
@@ -60,7 +64,7 @@ async fn components(core: &Core) -> Vec<(&'static str, Result<(), String>)> {
             (*name, health)
         })
         .collect();
-    let store = core.storage.store.revision().await;
+    let store = health.store.revision().await;
     all.push((STORE, store.map(drop).map_err(|error| error.to_string())));
     all
 }

@@ -3,28 +3,40 @@
 
 use std::sync::Arc;
 
-use connect::Connect;
+use connect::{Backends, Connect};
 use machinery::{Object, Status, Value, json::json};
 use request::AuditTrail;
 use stdx::percent;
 
 use crate::{
     Resource,
-    admission::{self, Attributes, Operation, RequestOptions},
+    admission::{Attributes, Operation, RequestOptions},
     pipeline::Request,
     query::Query,
     respond::Answer,
+    write::AdmissionChain,
 };
 
 /// Options with several values.
 const LISTS: &[&str] = &["command", "ports"];
 const FLAGS: &[&str] = &["stdin", "stdout", "stderr", "tty"];
 
+/// What these requests need.
+pub(crate) struct ConnectContext {
+    /// The kubelets, pods and Services that serve them.
+    pub(crate) backends: Arc<Backends>,
+    pub(crate) admission: Arc<AdmissionChain>,
+}
+
 /// Admits the request and passes it on.
-pub(super) async fn serve(mut request: Request, resource: Arc<Resource>) -> Answer {
+pub(super) async fn serve(
+    context: &ConnectContext,
+    mut request: Request,
+    resource: Arc<Resource>,
+) -> Answer {
     let subject = request.info.resource.clone().unwrap_or_default();
     if subject.subresource != "log" {
-        admit(&mut request, &resource).await?;
+        admit(context, &mut request, &resource).await?;
     }
     let body = request.take_body();
     let audit = request.audit.clone();
@@ -35,19 +47,17 @@ pub(super) async fn serve(mut request: Request, resource: Arc<Resource>) -> Answ
         body,
         audit: audit.map(|ticket| ticket as Arc<dyn AuditTrail>),
     };
-    let backends = &request.core.remote.backends;
-    backends.serve(connect, &resource.plural).await
+    context.backends.serve(connect, &resource.plural).await
 }
 
 /// Runs admission. Changed options take effect.
-async fn admit(request: &mut Request, resource: &Resource) -> Result<(), Status> {
-    let core = request.core.clone();
-    let asked = core
-        .writes
-        .admission
-        .iter()
-        .any(|plugin| plugin.handles_connect());
-    if !asked {
+async fn admit(
+    context: &ConnectContext,
+    request: &mut Request,
+    resource: &Resource,
+) -> Result<(), Status> {
+    let chain = &context.admission;
+    if !chain.handles_connect() {
         return Ok(());
     }
     let subject = request.info.resource.clone().unwrap_or_default();
@@ -71,13 +81,12 @@ async fn admit(request: &mut Request, resource: &Resource) -> Result<(), Status>
         dry_run: false,
         options: &given,
         old: None,
-        reader: &core.storage.reader,
+        reader: &context.backends.reader,
         effects: &effects,
     };
-    let timing = &core.metrics.admission;
     let mut admitted = before.clone();
-    admission::mutate(&core.writes.admission, timing, &attributes, &mut admitted).await?;
-    admission::validate(&core.writes.admission, timing, &attributes, Some(&admitted)).await?;
+    chain.mutate(&attributes, &mut admitted).await?;
+    chain.validate(&attributes, Some(&admitted)).await?;
     if admitted != before {
         if subject.subresource == "proxy" {
             let why = "admission may not change where a request is proxied to";

@@ -2,11 +2,13 @@
 //! now. A diagnosis has the name and the namespace of its pod; it is computed for each request and
 //! never stored, and discovery does not list it.
 
+use std::sync::{Arc, OnceLock};
+
 use http::StatusCode;
 use machinery::{Object, Status, json};
 
 use crate::{
-    meta,
+    Diagnose, Reader, meta,
     pipeline::Request,
     respond::{self, Answer},
 };
@@ -15,7 +17,14 @@ use crate::{
 pub(crate) const GROUP: &str = "diagnostics.mainstay.dev";
 const VERSION: &str = "v1";
 
-pub(super) async fn serve(request: Request) -> Answer {
+/// Where diagnoses come from.
+pub(crate) struct Diagnoses {
+    pub(crate) reader: Reader,
+    /// Set once a scheduler is connected.
+    pub(crate) source: OnceLock<Arc<dyn Diagnose>>,
+}
+
+pub(super) async fn serve(diagnoses: &Diagnoses, request: Request) -> Answer {
     let subject = request.info.resource.clone().unwrap_or_default();
     let of_pods = subject.version == VERSION && subject.resource == "pods";
     if !of_pods || subject.namespace.is_empty() || !subject.subresource.is_empty() {
@@ -26,15 +35,10 @@ pub(super) async fn serve(request: Request) -> Answer {
     }
     let (namespace, name) = request.info.place();
     let none = || Status::not_found(GROUP, "pods", name);
-    let pod = request
-        .core
-        .storage
-        .reader
-        .get("", "pods", namespace, name)
-        .await?;
+    let pod = diagnoses.reader.get("", "pods", namespace, name).await?;
     let pod = pod.ok_or_else(none)?.parse();
     let uid = meta::text(&pod, "uid");
-    let scheduler = request.core.observations.diagnoses.get().ok_or_else(none)?;
+    let scheduler = diagnoses.source.get().ok_or_else(none)?;
     let diagnosis = scheduler.diagnose(uid).await.ok_or_else(none)?;
     let diagnosis: Object = json::from_slice(&diagnosis).map_err(Status::internal)?;
     let mut answer = Object::default();

@@ -3,19 +3,27 @@
 use std::sync::Arc;
 
 use ::request::zpages;
-use aggregator::{ApiServices, Backend};
+use aggregator::{Aggregator, ApiServices, Backend};
+use connect::Streams;
+use flowcontrol::Fairness;
 use http::{HeaderValue, Method, StatusCode, header};
+use http_server::Budget;
 use machinery::{Status, Value};
-use stdx::exposition::Exposition;
+use server_metrics::ServerMetrics;
+use stdx::{Clock, exposition::Exposition};
 
 use super::{
     routes::{self, no_page},
     tokens,
 };
 use crate::{
-    discovery, health,
+    Reader, Registry, Store, TokenIssuer,
+    audit::Audit,
+    discovery::{self, DiscoveryCache},
+    health::{self, HealthChecks},
     pipeline::Request,
     respond::{self, Answer},
+    started::ServerState,
 };
 use registry::Table;
 
@@ -28,52 +36,78 @@ const FRONT: &str = "apiregistration.k8s.io";
 /// The name in `/statusz` and `/flagz`.
 const COMPONENT: &str = "kube-apiserver";
 
-pub(super) async fn serve(request: Request) -> Answer {
-    let table = request.core.storage.registry.kept_table();
+/// What the documents are made of.
+pub(crate) struct Documents {
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) store: Store,
+    pub(crate) reader: Reader,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) state: Arc<ServerState>,
+    pub(crate) openapi: Arc<openapi::Documents>,
+    pub(crate) discovery: DiscoveryCache,
+    /// The API servers behind APIServices.
+    pub(crate) aggregator: Arc<Aggregator>,
+    /// For forwarded requests.
+    pub(crate) streams: Streams,
+    pub(crate) fairness: Arc<Fairness>,
+    /// What clients have not read yet.
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) audit: Option<Arc<Audit>>,
+    /// The services of this process, for their metrics.
+    pub(crate) services: lifecycle::Health,
+    pub(crate) metrics: Arc<ServerMetrics>,
+    pub(crate) issuer: Option<Arc<dyn TokenIssuer>>,
+}
+
+pub(super) async fn serve(
+    documents: &Documents,
+    health: &HealthChecks,
+    request: Request,
+) -> Answer {
+    let table = documents.registry.kept_table();
     let path = request.info.path.clone();
     if is_routed(&table, &path) && request.parts.method != Method::GET {
         return Err(Status::method_not_allowed());
     }
     let bare = path.trim_end_matches('/');
     match bare.split('/').nth(1).unwrap_or_default() {
-        "healthz" | "livez" | "readyz" => health::serve(&request).await,
+        "healthz" | "livez" | "readyz" => health::serve(health, &request).await,
         "version" if bare == "/version" => health::version(&request.parts.headers),
         "version" => Err(Status::path_not_found()),
-        "api" => discover(&request, &table, bare).unwrap_or(Err(Status::path_not_found())),
+        "api" => {
+            discover(documents, &request, &table, bare).unwrap_or(Err(Status::path_not_found()))
+        }
         "apis" => {
             let group = bare.split('/').nth(2).unwrap_or_default();
-            discover(&request, &table, bare).unwrap_or_else(|| routes::missing(&table, group))
+            discover(documents, &request, &table, bare)
+                .unwrap_or_else(|| routes::missing(&table, group))
         }
-        "metrics" if path == "/metrics" => metrics(&request).await,
-        "metrics" if path == "/metrics/slis" => health::indicators(&request),
+        "metrics" if path == "/metrics" => metrics(documents).await,
+        "metrics" if path == "/metrics/slis" => health::indicators(health),
         "statusz" | "flagz" if matches!(path.as_str(), "/statusz" | "/flagz") => {
-            zpage(&request, &table)
+            zpage(documents, &request, &table)
         }
-        "debug" => Ok(request
-            .core
-            .traffic
-            .fairness
-            .page(&path)
-            .unwrap_or_else(no_page)),
+        "debug" => Ok(documents.fairness.page(&path).unwrap_or_else(no_page)),
         "openapi" => {
-            let services = request.core.remote.aggregator.known();
+            let services = documents.aggregator.known();
             if let Some(backend) = describing(&services, bare) {
-                return super::aggregated::serve(request, backend).await;
+                return super::aggregated::serve(&documents.streams, request, backend).await;
             }
             let ask = openapi::DocumentRequest {
-                table: request.core.storage.registry.kept_table(),
-                documents: request.core.documents.openapi.clone(),
+                table: documents.registry.kept_table(),
+                documents: documents.openapi.clone(),
                 remote: services.remote().map(described).collect(),
                 headers: &request.parts.headers,
                 query: &request.query,
-                now: request.core.config.clock.now().as_second(),
+                now: documents.clock.now().as_second(),
             };
             Ok(ask.serve(&path).await?.unwrap_or_else(no_page))
         }
         "" | "index.html" if matches!(path.as_str(), "" | "/" | "/index.html") => Ok(
-            respond::lines(&machinery::json::json!({"paths": paths(&request, &table)})),
+            respond::lines(&machinery::json::json!({"paths": paths(documents, &table)})),
         ),
-        _ => tokens::openid(&request, bare).unwrap_or_else(|| Ok(no_page())),
+        _ => tokens::openid(documents.issuer.as_ref(), &request, bare)
+            .unwrap_or_else(|| Ok(no_page())),
     }
 }
 
@@ -97,12 +131,12 @@ fn is_routed(table: &Table, path: &str) -> bool {
     }
 }
 
-fn discover(request: &Request, table: &Table, path: &str) -> Option<Answer> {
-    let address = request.core.state.advertise().to_string();
-    let (core, headers) = (&request.core, &request.parts.headers);
-    let moment = core.remote.aggregator.moment();
+fn discover(documents: &Documents, request: &Request, table: &Table, path: &str) -> Option<Answer> {
+    let address = documents.state.advertise().to_string();
+    let headers = &request.parts.headers;
+    let moment = documents.aggregator.moment();
     discovery::serve(
-        &core.documents.discovery,
+        &documents.discovery,
         table,
         &moment,
         path,
@@ -135,15 +169,8 @@ fn described(backend: &Arc<Backend>) -> openapi::Remote {
 }
 
 /// The server's metrics; objects are counted for each request.
-async fn metrics(request: &Request) -> Answer {
-    let resources: Vec<_> = request
-        .core
-        .storage
-        .registry
-        .table()
-        .all()
-        .cloned()
-        .collect();
+async fn metrics(documents: &Documents) -> Answer {
+    let resources: Vec<_> = documents.registry.table().all().cloned().collect();
     for resource in resources
         .iter()
         .filter(|r| r.storage.is_none() && !r.kind.is_virtual())
@@ -155,15 +182,15 @@ async fn metrics(request: &Request) -> Answer {
             freshness: store::Freshness::AtLeast(0),
             skip_unreadable: true,
         };
-        let listed = request.core.storage.store.list(ask).await;
+        let listed = documents.store.list(ask).await;
         let listed = listed.map_err(crate::failure::of_store)?;
         let count = listed.entries.len() + listed.remaining + listed.unreadable.len();
-        let metrics = &request.core.metrics.server;
+        let metrics = &documents.metrics;
         metrics.set_stored_objects(&resource.group, &resource.plural, count);
     }
-    let metrics = &request.core.metrics.server;
-    metrics.set_unsent_bytes(request.core.traffic.http.budget.used());
-    let reader = &request.core.storage.reader;
+    let metrics = &documents.metrics;
+    metrics.set_unsent_bytes(documents.budget.used());
+    let reader = &documents.reader;
     let services = reader.list_readable(SERVICES.0, SERVICES.1).await?;
     let services = services.objects();
     let unavailable = services.iter().filter(|service| {
@@ -173,14 +200,14 @@ async fn metrics(request: &Request) -> Answer {
         !conditions.any(|one| one["type"] == "Available" && one["status"] == "True")
     });
     metrics.set_unavailable_services(unavailable.map(|service| service.header.name().to_string()));
-    if let Some(size) = request.core.storage.store.size().await {
+    if let Some(size) = documents.store.size().await {
         metrics.set_store_size(size);
     }
-    if let Some(audit) = &request.core.audit {
+    if let Some(audit) = &documents.audit {
         metrics.set_audit_events(audit.figures());
     }
     let mut text = metrics.text();
-    text += &server_metrics::plain_text(&request.core.config.health.metrics());
+    text += &server_metrics::plain_text(&documents.services.metrics());
     let mut informers = Exposition::default();
     client::metrics::show_informers(&mut informers);
     text += &informers.finish();
@@ -192,15 +219,15 @@ async fn metrics(request: &Request) -> Answer {
 }
 
 /// `/statusz` and `/flagz`.
-fn zpage(request: &Request, table: &Table) -> Answer {
-    let now = request.core.config.clock.now().as_second();
+fn zpage(documents: &Documents, request: &Request, table: &Table) -> Answer {
+    let now = documents.clock.now().as_second();
     let own = stdx::Version::own();
     let version = format!("{}.{}.{}", own.major, own.minor, own.patch);
     let process = zpages::Process::own(now, version);
     let headers = &request.parts.headers;
     let page = match request.info.path.as_str() {
         "/flagz" => zpages::flagz(COMPONENT, &process, headers)?,
-        _ => zpages::statusz(COMPONENT, &process, &paths(request, table), headers)?,
+        _ => zpages::statusz(COMPONENT, &process, &paths(documents, table), headers)?,
     };
     let mut response = respond::bytes(StatusCode::OK, page.media, page.body);
     if let Some(warning) = page.warning {
@@ -211,7 +238,7 @@ fn zpage(request: &Request, table: &Table) -> Answer {
 }
 
 /// The paths listed at `/`.
-fn paths(request: &Request, table: &Table) -> Vec<String> {
+fn paths(documents: &Documents, table: &Table) -> Vec<String> {
     let fixed = [
         "/.well-known/openid-configuration",
         "/api",
@@ -238,7 +265,7 @@ fn paths(request: &Request, table: &Table) -> Vec<String> {
             paths.push(format!("/apis/{}/{}", resource.group, resource.version));
         }
     }
-    for backend in request.core.remote.aggregator.known().remote() {
+    for backend in documents.aggregator.known().remote() {
         paths.push(format!("/apis/{}", backend.group));
         paths.push(format!("/apis/{}/{}", backend.group, backend.version));
     }

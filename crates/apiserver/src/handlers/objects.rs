@@ -8,7 +8,7 @@ use machinery::{Object, Status, text};
 
 use super::{
     body::{self, Verb, WriteOptions},
-    read,
+    read::{self, Reads},
 };
 use crate::{
     Body, Resource, ResourceRequest,
@@ -18,11 +18,12 @@ use crate::{
     pieces,
     pipeline::Request,
     respond::{self, Answer},
-    write::{self, DeleteOptions, Deleted, Write, Written, owners},
+    write::{self, DeleteOptions, Deleted, Write, WritePath, Written, owners},
 };
 
 /// The write that a request asks for.
 pub(crate) fn requested_write(
+    path: &Arc<WritePath>,
     request: &Request,
     resource: &Arc<Resource>,
     options: &WriteOptions,
@@ -39,7 +40,7 @@ pub(crate) fn requested_write(
         namespace.clear();
     }
     Write {
-        core: request.core.clone(),
+        path: path.clone(),
         user: request.user.clone(),
         peer: request.peer,
         fence: request.fence.clone(),
@@ -72,16 +73,19 @@ pub(crate) async fn respond(output: &Output, written: Written) -> Answer {
     ))
 }
 
-pub(crate) async fn create(request: Request, resource: Arc<Resource>) -> Answer {
-    let output = read::output(&request, &resource)?;
+pub(crate) async fn create(
+    writes: &Arc<WritePath>,
+    request: Request,
+    resource: Arc<Resource>,
+) -> Answer {
+    let output = read::output(&writes.clock, &request, &resource)?;
     let body = body::Received::take(&request).await?;
     let options = WriteOptions::parse(&request, Verb::Create)?;
     let decoded = body.object(&resource, options.validation)?;
     if let Some(ticket) = &request.audit {
         ticket.request_object(&decoded.object);
     }
-    let write = requested_write(&request, &resource, &options);
-    let core = request.core.clone();
+    let write = requested_write(writes, &request, &resource, &options);
     let task = async move {
         let again = || {
             let decoded = body.object(&resource, options.validation)?;
@@ -90,7 +94,7 @@ pub(crate) async fn create(request: Request, resource: Arc<Resource>) -> Answer 
         let created = write::create(&write, decoded.object, again).await;
         created.map_err(|status| status.warned(write.effects.take_warnings()))
     };
-    match core.supervise(task).await {
+    match writes.supervise(task).await {
         Ok(mut written) => {
             written.warnings.splice(0..0, decoded.warnings);
             respond(&output, written).await
@@ -100,13 +104,17 @@ pub(crate) async fn create(request: Request, resource: Arc<Resource>) -> Answer 
 }
 
 /// Replaces an object, or the part of it that a subresource selects.
-pub(crate) async fn update(request: Request, resource: Arc<Resource>) -> Answer {
-    let output = read::output(&request, &resource)?;
+pub(crate) async fn update(
+    writes: &Arc<WritePath>,
+    request: Request,
+    resource: Arc<Resource>,
+) -> Answer {
+    let output = read::output(&writes.clock, &request, &resource)?;
     let body = body::Received::take(&request).await?;
     let options = WriteOptions::parse(&request, Verb::Update)?;
     let decoded = body.audited_object(&request, &resource, options.validation)?;
     let warnings = decoded.warnings;
-    let write = requested_write(&request, &resource, &options);
+    let write = requested_write(writes, &request, &resource, &options);
     let mut object = decoded.object;
     let placed = write.ensure_namespace_matches(&mut object);
     if let Err(status) = placed.and_then(|()| write.check_name(&object)) {
@@ -119,9 +127,8 @@ pub(crate) async fn update(request: Request, resource: Arc<Resource>) -> Answer 
         creates,
         warnings,
     };
-    let core = request.core.clone();
     let task = async move { write::update(&write, &change).await };
-    respond(&output, core.supervise(task).await?).await
+    respond(&output, writes.supervise(task).await?).await
 }
 
 struct Replace {
@@ -185,16 +192,19 @@ fn delete_write_options(options: &DeleteOptions) -> WriteOptions {
     }
 }
 
-pub(crate) async fn delete(request: Request, resource: Arc<Resource>) -> Answer {
-    let output = read::output(&request, &resource)?;
+pub(crate) async fn delete(
+    writes: &Arc<WritePath>,
+    request: Request,
+    resource: Arc<Resource>,
+) -> Answer {
+    let output = read::output(&writes.clock, &request, &resource)?;
     let options = delete_options(&request).await?;
     let write_options = delete_write_options(&options);
-    let write = requested_write(&request, &resource, &write_options);
+    let write = requested_write(writes, &request, &resource, &write_options);
     let accepted = options.orphan_dependents == Some(false);
     let warning = write::orphan_warning(&options, &resource).map(str::to_owned);
-    let core = request.core.clone();
     let task = async move { delete_and_warn(&write, &options).await };
-    let (deleted, mut warnings) = core.supervise(task).await?;
+    let (deleted, mut warnings) = writes.supervise(task).await?;
     warnings.extend(warning);
     let deleted = Deleted {
         object: resource.convert_one(deleted.object).await?,
@@ -238,8 +248,13 @@ fn answer_deleted(
 }
 
 /// Deletes the selected objects one by one.
-pub(crate) async fn delete_collection(request: Request, resource: Arc<Resource>) -> Answer {
-    let output = read::output(&request, &resource)?;
+pub(crate) async fn delete_collection(
+    reads: &Reads,
+    writes: &Arc<WritePath>,
+    request: Request,
+    resource: Arc<Resource>,
+) -> Answer {
+    let output = read::output(&writes.clock, &request, &resource)?;
     read::check(&request, &resource)?;
     let options = delete_options(&request).await?;
     let write_options = delete_write_options(&options);
@@ -249,17 +264,17 @@ pub(crate) async fn delete_collection(request: Request, resource: Arc<Resource>)
         .as_ref()
         .map(|r| r.namespace.clone())
         .unwrap_or_default();
-    let page = read::selected(&request, &resource, &namespace).await?;
+    let page = read::selected(reads, &request, &resource, &namespace).await?;
     let warning = write::orphan_warning(&options, &resource).map(str::to_owned);
     let mut warnings = Vec::new();
     warnings.extend(warning.filter(|_| !page.objects.is_empty()));
     for object in &page.objects {
-        let mut write = requested_write(&request, &resource, &write_options);
+        let mut write = requested_write(writes, &request, &resource, &write_options);
         write.name = object.header.name().to_string();
         write.namespace = object.header.namespace().to_string();
         let options = options.clone();
         let task = async move { delete_and_warn(&write, &options).await };
-        match request.core.supervise(task).await {
+        match writes.supervise(task).await {
             Err(status) if status.code != 404 => return Err(status),
             Err(_) => {}
             Ok((_, found)) => {

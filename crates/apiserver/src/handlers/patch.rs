@@ -27,7 +27,7 @@ use crate::{
     media, meta,
     pipeline::Request,
     respond::Answer,
-    write,
+    write::{self, WritePath},
 };
 
 const JSON: &str = "application/json-patch+json";
@@ -335,18 +335,22 @@ impl write::ObjectChange for PatchChange {
     }
 }
 
-pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
+pub(crate) async fn serve(
+    writes: &Arc<WritePath>,
+    request: Request,
+    resource: Arc<Resource>,
+) -> Answer {
     let media = media::content_type(&request.parts.headers);
     check_type(&media, resource.schema.is_some())?;
-    let output = read::output(&request, &resource)?;
+    let output = read::output(&writes.clock, &request, &resource)?;
     if media == APPLY {
-        return apply::serve(request, resource, output).await;
+        return apply::serve(writes, request, resource, output).await;
     }
     let has_schema = resource.schema.is_some();
     let mut patch = Received::take(&request, has_schema, FieldValidation::default()).await?;
     let options = WriteOptions::parse(&request, Verb::Patch)?;
     patch.validation = options.validation;
-    let write = objects::requested_write(&request, &resource, &options);
+    let write = objects::requested_write(writes, &request, &resource, &options);
     let whole = write.subresource.is_empty().then(|| write.name.clone());
     let change = PatchChange {
         resource,
@@ -354,7 +358,6 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
         patch,
         warnings: parking_lot::Mutex::default(),
     };
-    let core = request.core.clone();
     let task = async move { write::update(&write, &change).await };
-    objects::respond(&output, core.supervise(task).await?).await
+    objects::respond(&output, writes.supervise(task).await?).await
 }

@@ -19,15 +19,19 @@ use crate::{
     disruption, media, meta,
     pipeline::Request,
     respond::{self, Answer},
-    write::{self, DeleteOptions, ObjectChange, Preconditions, Write},
+    write::{self, DeleteOptions, ObjectChange, Preconditions, Write, WritePath},
 };
 
 /// Assigns a pod to a node.
-pub(crate) async fn bind(request: Request, resource: Arc<Resource>) -> Answer {
+pub(crate) async fn bind(
+    writes: &Arc<WritePath>,
+    request: Request,
+    resource: Arc<Resource>,
+) -> Answer {
     let options = WriteOptions::parse(&request, Verb::Create)?;
     let binding = decode(&request, &convert::BINDING, &options).await?;
-    let write = objects::requested_write(&request, &resource, &options);
-    give_node(request, write, binding, BindingPath::Pod).await
+    let write = objects::requested_write(writes, &request, &resource, &options);
+    give_node(write, binding, BindingPath::Pod).await
 }
 
 /// The path on which a binding was posted.
@@ -40,10 +44,8 @@ enum BindingPath {
 }
 
 /// The same on `bindings`: the binding names the pod.
-pub(crate) async fn bind_named(request: Request) -> Answer {
-    let pods = request
-        .core
-        .storage
+pub(crate) async fn bind_named(writes: &Arc<WritePath>, request: Request) -> Answer {
+    let pods = writes
         .registry
         .get("", "v1", "pods")
         .ok_or_else(Status::path_not_found)?;
@@ -51,17 +53,12 @@ pub(crate) async fn bind_named(request: Request) -> Answer {
     let mut binding = decode(&request, &convert::BINDING, &options).await?;
     // The uid of a new Binding object is not a precondition on the pod.
     meta::of_mut(&mut binding.object).shift_remove("uid");
-    let mut write = objects::requested_write(&request, &pods, &options);
+    let mut write = objects::requested_write(writes, &request, &pods, &options);
     meta::text(&binding.object, "name").clone_into(&mut write.name);
-    give_node(request, write, binding, BindingPath::Bindings).await
+    give_node(write, binding, BindingPath::Bindings).await
 }
 
-async fn give_node(
-    request: Request,
-    mut write: Write,
-    binding: Decoded,
-    road: BindingPath,
-) -> Answer {
+async fn give_node(mut write: Write, binding: Decoded, road: BindingPath) -> Answer {
     let Decoded {
         object: mut binding,
         warnings,
@@ -72,8 +69,8 @@ async fn give_node(
     write.internal = true;
     write.tracked = true;
     "binding".clone_into(&mut write.subresource);
-    let now = meta::time(request.core.config.clock.now());
-    let core = request.core.clone();
+    let path = write.path.clone();
+    let now = meta::time(path.clock.now());
     let task = async move {
         match road {
             BindingPath::Pod => write.admit_part("v1", "Binding", &mut binding).await?,
@@ -89,7 +86,7 @@ async fn give_node(
         };
         write::update(&write, &change).await
     };
-    let written = core.supervise(task).await;
+    let written = path.supervise(task).await;
     let written = written.map_err(|why| why.warned(warnings.clone()))?;
     let warnings = [warnings, written.warnings].concat();
     Ok(respond::warn(success(StatusCode::CREATED), &warnings))
@@ -241,7 +238,7 @@ fn set_condition(pod: &mut Object, mut condition: Value) {
 /// Sets the DisruptionTarget condition before the deletion; returns the revision of the pod so
 /// marked.
 async fn mark_evicted(write: &mut Write, conditions: &Preconditions) -> Result<u64, Status> {
-    let now = meta::time(write.core.config.clock.now());
+    let now = meta::time(write.path.clock.now());
     let change = move |old: &Object| {
         check_pod(old, conditions)?;
         let mut pod = old.clone();
@@ -284,22 +281,26 @@ fn check_pod(pod: &Object, conditions: &Preconditions) -> Result<(), Status> {
 }
 
 /// Evicts a pod unless a disruption budget forbids it.
-pub(crate) async fn evict(request: Request, resource: Arc<Resource>) -> Answer {
+pub(crate) async fn evict(
+    writes: &Arc<WritePath>,
+    request: Request,
+    resource: Arc<Resource>,
+) -> Answer {
     let options = WriteOptions::parse(&request, Verb::Create)?;
     let decoded = decode(&request, &convert::EVICTION, &options).await?;
     let Decoded {
         object: mut eviction,
         warnings,
     } = decoded;
-    let mut write = objects::requested_write(&request, &resource, &options);
+    let mut write = objects::requested_write(writes, &request, &resource, &options);
     let refuse = |why: Status| why.warned(warnings.clone());
     write
         .ensure_namespace_matches(&mut eviction)
         .map_err(refuse)?;
     // Plugins see whether it is a dry run.
     check_eviction(&mut write, &eviction).map_err(refuse)?;
-    let core = request.core.clone();
-    core.supervise(async move { evict_pod(write, eviction).await })
+    writes
+        .supervise(async move { evict_pod(write, eviction).await })
         .await
         .map_err(refuse)?;
     Ok(respond::warn(success(StatusCode::CREATED), &warnings))

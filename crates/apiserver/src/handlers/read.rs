@@ -1,18 +1,25 @@
 //! Get and list: stored bytes, filtered by the stored objects' headers.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
+use connect::Streams;
 use http::{Response, StatusCode};
+use http_server::Budget;
 use machinery::json::json;
 use machinery::{Status, Value, field, text};
 use registry::store_metrics::Operation;
 use request::heavy;
+use server_metrics::ServerMetrics;
+use stdx::Clock;
 use store::{Entry, Freshness, ListRequest, Listed, Revision};
 
 use super::watch::sink::served;
 use crate::{
-    Body, Resource, Stored, failure,
+    Body, Resource, Store, Stored, failure,
     media::{self, ResponseShape},
     output::{self, Output},
     page::Continue,
@@ -25,18 +32,32 @@ use crate::{
 
 const EXPIRED: &str = "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.";
 
+/// What reads and watches need.
+pub(crate) struct Reads {
+    pub(crate) store: Store,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) metrics: Arc<ServerMetrics>,
+    /// What clients have not read yet.
+    pub(crate) budget: Arc<Budget>,
+    /// Watches over WebSockets.
+    pub(crate) streams: Streams,
+    /// Minimum duration of a watch without `timeoutSeconds`.
+    pub(crate) watch_timeout: Duration,
+}
+
 /// The form in which the request wants objects.
-pub(crate) fn output(request: &Request, resource: &Arc<Resource>) -> Result<Output, Status> {
+pub(crate) fn output(
+    clock: &Arc<dyn Clock>,
+    request: &Request,
+    resource: &Arc<Resource>,
+) -> Result<Output, Status> {
     let many = matches!(request.info.verb, "list" | "watch");
     let wanted = media::wanted(&request.parts.headers, resource.schema.is_some(), many)?;
     if wanted.shape == ResponseShape::Table {
         output::check_include(&request.query)?;
     }
-    let clock = request.core.config.clock.clone();
-    Ok(
-        Output::new(resource.clone(), wanted, &request.query, clock)
-            .audited(request.audit.as_ref()),
-    )
+    let output = Output::new(resource.clone(), wanted, &request.query, clock.clone());
+    Ok(output.audited(request.audit.as_ref()))
 }
 
 /// Parses a resourceVersion parameter.
@@ -59,16 +80,16 @@ pub(crate) fn check(request: &Request, resource: &Arc<Resource>) -> Result<(), S
 }
 
 /// Serves one object.
-pub(crate) async fn get(request: Request, resource: Arc<Resource>) -> Answer {
+pub(crate) async fn get(reads: &Reads, request: Request, resource: Arc<Resource>) -> Answer {
     let (namespace, name) = request.info.place();
-    let output = output(&request, &resource)?;
+    let output = output(&reads.clock, &request, &resource)?;
     let freshness = match request.query.filled("resourceVersion") {
         None => Freshness::Newest,
         Some(text) => Freshness::AtLeast(revision(text).map_err(Status::unknown)?),
     };
     let key = resource.key(namespace, name);
-    let (all, begun) = (&request.core.metrics.server.storage, Instant::now());
-    let read = request.core.storage.store.get(&key, freshness).await;
+    let (all, begun) = (&reads.metrics.storage, Instant::now());
+    let read = reads.store.get(&key, freshness).await;
     let stores = &resource.stores;
     stores.count(all, &resource.labels, Operation::Get, begun, read.is_err());
     let (_, entry) = read.map_err(failure::of_store)?;
@@ -193,13 +214,13 @@ pub(crate) struct ListPage {
 }
 
 /// Lists objects of a kind, in a namespace or all, filtered by selectors, page by page.
-pub(crate) async fn list(request: Request, resource: Arc<Resource>) -> Answer {
+pub(crate) async fn list(reads: &Reads, request: Request, resource: Arc<Resource>) -> Answer {
     let (namespace, _) = request.info.place();
-    let output = output(&request, &resource)?;
+    let output = output(&reads.clock, &request, &resource)?;
     media::check_list(output.wanted, true, &resource)?;
     let selection = Selection::from_request(&resource, &request)?;
     let paging = Paging::parse(&request.query)?;
-    let page = page(&request, &resource, namespace, &selection, paging).await?;
+    let page = page(reads, &resource, namespace, &selection, paging).await?;
     if request
         .parts
         .extensions
@@ -211,9 +232,7 @@ pub(crate) async fn list(request: Request, resource: Arc<Resource>) -> Answer {
     let held = page.objects.len() * size_of::<Arc<Stored>>();
     let mut response = pieces::respond(output, page);
     if response.body().is_stream() {
-        response
-            .body_mut()
-            .hold(request.core.traffic.http.budget.charge(held));
+        response.body_mut().hold(reads.budget.charge(held));
     }
     Ok(response)
 }
@@ -238,17 +257,18 @@ fn fed(output: &Output, page: ListPage) -> Response<Body> {
 
 /// The selected objects at one revision, for handlers that act on each.
 pub(crate) async fn selected(
+    reads: &Reads,
     request: &Request,
     resource: &Arc<Resource>,
     namespace: &str,
 ) -> Result<ListPage, Status> {
     let selection = Selection::from_request(resource, request)?;
     let paging = Paging::parse(&request.query)?;
-    page(request, resource, namespace, &selection, paging).await
+    page(reads, resource, namespace, &selection, paging).await
 }
 
 async fn page(
-    request: &Request,
+    reads: &Reads,
     resource: &Resource,
     namespace: &str,
     selection: &Selection,
@@ -287,8 +307,8 @@ async fn page(
         skip_unreadable: false,
     };
     let exactly = matches!(ask.freshness, Freshness::Exactly(_));
-    let (all, begun) = (&request.core.metrics.server.storage, Instant::now());
-    let listed = request.core.storage.store.list(ask).await;
+    let (all, begun) = (&reads.metrics.storage, Instant::now());
+    let listed = reads.store.list(ask).await;
     let (stores, labels) = (&resource.stores, &resource.labels);
     stores.count(all, labels, Operation::List, begun, listed.is_err());
     let mut listed = match listed {

@@ -8,36 +8,53 @@ use kinds::reviews::access::{self, About};
 use kinds::tree;
 use machinery::json::json;
 use machinery::{Object, Status, Value, apply};
+use stdx::Clock;
 
 use super::{
     body::{self, Verb, WriteOptions},
     read,
 };
 use crate::{
-    Resource, User,
-    admission::{self, Attributes, Effects, Operation, RequestOptions},
+    Reader, Registry, Resource, TokenIssuer, User,
+    admission::{Attributes, Effects, Operation, RequestOptions},
     media, meta,
     pipeline::Request,
     respond::{self, Answer},
     user,
-    write::{Versions, owners},
+    write::{AdmissionChain, Versions, owners},
 };
 use auth::{
-    authn,
-    authz::{self, Decision, Rule},
+    authn::{self, Authenticator},
+    authz::{self, Authorizer, Decision, Rbac, Rule},
 };
 
+/// What reviews are answered from.
+pub(crate) struct Reviews {
+    pub(crate) reader: Reader,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) admission: Arc<AdmissionChain>,
+    pub(crate) authenticators: Arc<[Arc<dyn Authenticator>]>,
+    pub(crate) authorizers: Arc<[Arc<dyn Authorizer>]>,
+    /// The authorizer that can also list what a user may do.
+    pub(crate) rbac: Rbac,
+    /// Whether authorizers beyond those of every cluster are configured.
+    pub(crate) has_webhook_authorizers: bool,
+    pub(crate) issuer: Option<Arc<dyn TokenIssuer>>,
+}
+
 /// Answers a review.
-pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
+pub(crate) async fn serve(reviews: &Reviews, request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request, Verb::Create)?;
     media::as_object(&request.parts.headers, resource.schema.is_some())?;
-    let output = read::output(&request, &resource)?;
+    let output = read::output(&reviews.clock, &request, &resource)?;
     let body = body::Received::take(&request).await?;
     let decoded = body.audited_object(&request, &resource, options.validation)?;
     let (mut review, mut warnings) = (decoded.object, decoded.warnings);
-    warnings.extend(prepare_metadata(&request, &resource, &options, &mut review));
+    warnings.extend(prepare_metadata(reviews, &resource, &options, &mut review));
     let effects = request.effects();
     let asked = ReviewRequest {
+        reviews,
         request: &request,
         resource: &resource,
         options: &options.given,
@@ -49,7 +66,7 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     // Self reviews return only the answer.
     match resource.plural.as_str() {
         "selfsubjectreviews" => {
-            let now = meta::time(request.core.config.clock.now());
+            let now = meta::time(reviews.clock.now());
             review.insert("metadata".to_owned(), json!({"creationTimestamp": now}));
         }
         "selfsubjectrulesreviews" => {
@@ -67,7 +84,7 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
 /// Prepares the metadata as for every created object: system fields are reset, owner references
 /// deduplicated, managed fields recorded. Returns warnings.
 fn prepare_metadata(
-    request: &Request,
+    reviews: &Reviews,
     resource: &Arc<Resource>,
     options: &WriteOptions,
     review: &mut Object,
@@ -79,8 +96,8 @@ fn prepare_metadata(
         manager: &options.field_manager,
         api_version: &resource.api_version,
         subresource: "",
-        now: &meta::time(request.core.config.clock.now()),
-        versions: &Versions::new(resource, request.core.storage.registry.kept_table()),
+        now: &meta::time(reviews.clock.now()),
+        versions: &Versions::new(resource, reviews.registry.kept_table()),
         reset: &[],
     };
     apply::track(None, review, &writer);
@@ -89,6 +106,7 @@ fn prepare_metadata(
 
 /// A review, and what admission sees of it.
 struct ReviewRequest<'a> {
+    reviews: &'a Reviews,
     request: &'a Request,
     resource: &'a Resource,
     options: &'a RequestOptions,
@@ -120,21 +138,22 @@ impl ReviewRequest<'_> {
             dry_run: self.options.dry_run,
             options: self.options,
             old: None,
-            reader: &self.request.core.storage.reader,
+            reader: &self.reviews.reader,
             effects: self.effects,
         }
     }
 
     async fn answer(&self, review: &mut Object) -> Result<Value, Status> {
         meta::ensure_namespace_matches(review, self.namespace())?;
-        let core = &self.request.core;
-        let (chain, timing) = (&core.writes.admission, &core.metrics.admission);
+        let chain = &self.reviews.admission;
         let name = meta::text(review, "name").to_owned();
-        admission::mutate(chain, timing, &self.attributes(&name), review).await?;
+        chain.mutate(&self.attributes(&name), review).await?;
         meta::ensure_namespace_matches(review, self.namespace())?;
         validate(self.resource, review)?;
-        admission::validate(chain, timing, &self.attributes(&name), Some(review)).await?;
-        answer(self.request, self.resource, review).await
+        chain
+            .validate(&self.attributes(&name), Some(review))
+            .await?;
+        answer(self.reviews, self.request, self.resource, review).await
     }
 }
 
@@ -155,21 +174,26 @@ fn validate(resource: &Resource, review: &Object) -> Result<(), Status> {
     Ok(())
 }
 
-async fn answer(request: &Request, resource: &Resource, review: &Object) -> Result<Value, Status> {
+async fn answer(
+    reviews: &Reviews,
+    request: &Request,
+    resource: &Resource,
+    review: &Object,
+) -> Result<Value, Status> {
     let spec = tree::get(review, "spec").clone();
     Ok(match resource.plural.as_str() {
         "selfsubjectreviews" => json!({ "userInfo": info(&request.user) }),
         "tokenreviews" => {
             let sent = tree::get(review, "status").clone();
-            merge_answer(sent, token(request, &spec).await?)
+            merge_answer(sent, token(reviews, &spec).await?)
         }
-        "selfsubjectaccessreviews" => may(request, &request.user, &spec).await,
+        "selfsubjectaccessreviews" => may(reviews, &request.user, &spec).await,
         "selfsubjectrulesreviews" => match tree::text(&spec["namespace"]) {
             "" => return Err(Status::bad_request("no namespace on request")),
-            namespace => rules(request, namespace),
+            namespace => rules(reviews, &request.user, namespace),
         },
         "subjectaccessreviews" | "localsubjectaccessreviews" => {
-            may(request, &reviewed_user(&spec), &spec).await
+            may(reviews, &reviewed_user(&spec), &spec).await
         }
         _ => return Err(Status::method_not_allowed()),
     })
@@ -198,7 +222,7 @@ fn texts(value: &Value) -> Vec<String> {
         .collect()
 }
 
-async fn token(request: &Request, spec: &Value) -> Result<Value, Status> {
+async fn token(reviews: &Reviews, spec: &Value) -> Result<Value, Status> {
     let token = tree::text(&spec["token"]);
     if token.is_empty() {
         return Err(Status::bad_request(
@@ -206,10 +230,10 @@ async fn token(request: &Request, spec: &Value) -> Result<Value, Status> {
         ));
     }
     let asked = texts(&spec["audiences"]);
-    let issuer = request.core.config.tokens.as_ref();
+    let issuer = reviews.issuer.as_ref();
     let own = issuer.map_or(&[][..], |issuer| issuer.audiences());
     let wanted = if asked.is_empty() { own } else { &asked };
-    let reviewed = authn::review(&request.core.access.authenticators, token, &asked).await;
+    let reviewed = authn::review(&reviews.authenticators, token, &asked).await;
     // Service account tokens state their audiences; all other tokens are for this server.
     let verified = issuer.and_then(|issuer| issuer.verify(token, Some(&asked))?.ok());
     let meant = verified.as_ref().map_or(own, |claims| &claims.aud);
@@ -290,7 +314,7 @@ fn ignored(resource: &Value) -> String {
     out.join("; ")
 }
 
-async fn may(request: &Request, user: &User, spec: &Value) -> Value {
+async fn may(reviews: &Reviews, user: &User, spec: &Value) -> Value {
     let (resource, path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
     let (field_selector, _) = access::field_selector(&resource["fieldSelector"]);
     let (label_selector, _) = access::label_selector(&resource["labelSelector"]);
@@ -314,10 +338,10 @@ async fn may(request: &Request, user: &User, spec: &Value) -> Value {
         field_selector: &field_selector,
         label_selector: &label_selector,
     };
-    let decision = authz::decide(&request.core.access.authorizers, &attributes).await;
+    let decision = authz::decide(&reviews.authorizers, &attributes).await;
     let (allowed, denied, reason) = match decision {
         Decision::Allow => {
-            let reason = request.core.access.rbac.index().reason(&attributes);
+            let reason = reviews.rbac.index().reason(&attributes);
             (
                 true,
                 false,
@@ -344,9 +368,8 @@ async fn may(request: &Request, user: &User, spec: &Value) -> Value {
     status.into()
 }
 
-fn rules(request: &Request, namespace: &str) -> Value {
-    let user = &request.user;
-    let all = request.core.access.rbac.index().rules_for(user, namespace);
+fn rules(reviews: &Reviews, user: &User, namespace: &str) -> Value {
+    let all = reviews.rbac.index().rules_for(user, namespace);
     let (paths, resources): (Vec<Rule>, Vec<Rule>) =
         all.into_iter().partition(|rule| !rule.paths.is_empty());
     let resources: Vec<Value> = resources.iter().map(Rule::to_json).collect();
@@ -355,8 +378,7 @@ fn rules(request: &Request, namespace: &str) -> Value {
     if authz::node_name(user).is_some() {
         incomplete.push("node authorizer does not support user rule resolution");
     }
-    let authorization = &request.core.config.access.authorization;
-    if authorization.webhook.is_some() || authorization.config.is_some() {
+    if reviews.has_webhook_authorizers {
         incomplete.push("webhook authorizer does not support user rule resolution");
     }
     let mut status = json!({

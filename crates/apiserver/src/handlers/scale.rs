@@ -24,7 +24,7 @@ use crate::{
     output::{self, Output},
     pipeline::Request,
     respond::{self, Answer},
-    write::{self, ObjectChange, Versions},
+    write::{self, ObjectChange, Versions, WritePath},
 };
 use apiextensions::{FieldPath, ScalePaths};
 
@@ -33,26 +33,25 @@ const APPLY: &str = "application/apply-patch+yaml";
 /// The value for replicas that a custom resource does not set.
 const UNSET: i64 = i32::MIN as i64;
 
-pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
+pub(crate) async fn serve(
+    writes: &Arc<WritePath>,
+    request: Request,
+    resource: Arc<Resource>,
+) -> Answer {
     match request.info.verb {
-        "get" => get(request, resource).await,
-        _ => write(request, resource).await,
+        "get" => get(writes, request, resource).await,
+        _ => write(writes, request, resource).await,
     }
 }
 
-async fn get(request: Request, resource: Arc<Resource>) -> Answer {
+async fn get(writes: &Arc<WritePath>, request: Request, resource: Arc<Resource>) -> Answer {
     let subject = request.info.resource.clone().unwrap_or_default();
     let key = resource.key(&subject.namespace, &subject.name);
-    let read = request
-        .core
-        .storage
-        .store
-        .get(&key, store::Freshness::Newest)
-        .await;
+    let read = writes.store.get(&key, store::Freshness::Newest).await;
     let (_, entry) = read.map_err(failure::of_store)?;
     let missing = || Status::not_found(&resource.group, &resource.plural, &subject.name);
     let entry = entry.ok_or_else(missing)?;
-    let output = read::output(&request, &resource)?;
+    let output = read::output(&writes.clock, &request, &resource)?;
     let object = resource.parse_converted(&entry.object).await?;
     if let Some(paths) = resource.scale()
         && read_number(&paths.spec, &object)?.is_none()
@@ -131,9 +130,9 @@ fn row(scale: &Object, now: i64) -> Vec<Value> {
     ]
 }
 
-async fn write(request: Request, resource: Arc<Resource>) -> Answer {
+async fn write(writes: &Arc<WritePath>, request: Request, resource: Arc<Resource>) -> Answer {
     // Parsed first: a request whose response cannot be served must not change anything.
-    let output = read::output(&request, &resource)?;
+    let output = read::output(&writes.clock, &request, &resource)?;
     let media = media::content_type(&request.parts.headers);
     let is_patch = request.info.verb == "patch";
     let (wanted, options) = if is_patch && media == APPLY {
@@ -151,7 +150,7 @@ async fn write(request: Request, resource: Arc<Resource>) -> Answer {
         let scale = convert::decode_part(&convert::SCALE, media, &bytes, options.validation)?;
         (Wanted::Whole(scale.object, scale.warnings), options)
     };
-    let mut write = objects::requested_write(&request, &resource, &options);
+    let mut write = objects::requested_write(writes, &request, &resource, &options);
     write.tracked = true;
     if let Wanted::Whole(scale, warnings) = &wanted {
         let mut scale = scale.clone();
@@ -165,12 +164,11 @@ async fn write(request: Request, resource: Arc<Resource>) -> Answer {
         resource: resource.clone(),
         versions: write.versions(),
         manager: write.field_manager.clone(),
-        now: meta::time(request.core.config.clock.now()),
+        now: meta::time(writes.clock.now()),
         warnings: parking_lot::Mutex::default(),
     };
-    let core = request.core.clone();
     let task = async move { write::update(&write, &change).await };
-    let written = core.supervise(task).await?;
+    let written = writes.supervise(task).await?;
     let object = resource.parse_converted(&written.object).await?;
     let response = answer(&output, &resource, &object)?;
     Ok(respond::warn(response, &written.warnings))

@@ -15,10 +15,10 @@ use super::{
     objects,
 };
 use crate::{
-    Resource, TokenRequest, convert, failure, media, meta,
+    Reader, Resource, TokenIssuer, TokenRequest, convert, failure, media, meta,
     pipeline::Request,
     respond::{self, Answer},
-    write::Write,
+    write::{Write, WritePath},
 };
 
 const VERSION: &str = "authentication.k8s.io/v1";
@@ -27,8 +27,12 @@ const SHORTEST: i64 = 600;
 const USUAL: i64 = 3600;
 
 /// Serves `/.well-known/openid-configuration` and `/openid/v1/jwks`. Both may be cached.
-pub(crate) fn openid(request: &Request, path: &str) -> Option<Answer> {
-    let issuer = request.core.config.tokens.as_ref()?;
+pub(crate) fn openid(
+    issuer: Option<&Arc<dyn TokenIssuer>>,
+    request: &Request,
+    path: &str,
+) -> Option<Answer> {
+    let issuer = issuer?;
     let (media, body) = match path {
         "/.well-known/openid-configuration" => {
             (respond::JSON, issuer.openid_configuration().to_string())
@@ -64,15 +68,20 @@ fn check_uid(asked: &Value, account: &Object, name: &str) -> Result<(), Status> 
 }
 
 /// Issues a token for a service account.
-pub(crate) async fn request(request: Request, resource: Arc<Resource>) -> Answer {
+pub(crate) async fn request(
+    issuer: Option<&Arc<dyn TokenIssuer>>,
+    writes: &Arc<WritePath>,
+    request: Request,
+    resource: Arc<Resource>,
+) -> Answer {
     let options = WriteOptions::parse(&request, Verb::Create)?;
     let media = media::Body::from_headers(&request.parts.headers)?;
     let bytes = body::take(&request).await?;
     let part = &convert::TOKEN_REQUEST;
     let asked = convert::decode_part(part, media, &bytes, options.validation)?;
     let (asked, warnings) = (asked.object, asked.warnings);
-    let write = objects::requested_write(&request, &resource, &options);
-    let issued = issue(&request, &write, &resource, asked).await;
+    let write = objects::requested_write(writes, &request, &resource, &options);
+    let issued = issue(issuer, &write, &resource, asked).await;
     let answer = issued.map_err(|status| status.warned(warnings.clone()))?;
     let answer = answer.to_string();
     let response = respond::line(http::StatusCode::CREATED, answer.as_bytes());
@@ -100,7 +109,7 @@ fn refuse(name: &str, error: Error) -> Status {
 }
 
 async fn issue(
-    request: &Request,
+    issuer: Option<&Arc<dyn TokenIssuer>>,
     write: &Write,
     resource: &Resource,
     mut asked: Object,
@@ -110,18 +119,12 @@ async fn issue(
     write.mutate_part(VERSION, KIND, &mut asked).await?;
     check_place(write, &mut asked)?;
     let key = resource.key(&write.namespace, &write.name);
-    let read = request
-        .core
-        .storage
-        .store
-        .get(&key, store::Freshness::Newest)
-        .await;
+    let read = write.path.store.get(&key, store::Freshness::Newest).await;
     let (_, account) = read.map_err(failure::of_store)?;
     let account = account
         .ok_or_else(|| write.not_found(&write.name))?
         .object
         .parse();
-    let issuer = request.core.config.tokens.as_ref();
     let issuer = issuer.ok_or_else(|| Status::internal("this server signs no tokens"))?;
     let sent = Value::Object(asked.clone());
     check_uid(&sent, &account, &write.name)?;
@@ -134,7 +137,7 @@ async fn issue(
     let seconds = seconds(tree::get(&asked, "spec"))?;
     write.validate_part(VERSION, KIND, &asked).await?;
     let asked = Value::Object(asked);
-    let bound = bound(request, &write.namespace, &write.name, &asked).await?;
+    let bound = bound(&write.path.reader, &write.namespace, &write.name, &asked).await?;
     let audiences = asked["spec"]["audiences"].as_array().into_iter().flatten();
     let audiences = audiences
         .filter_map(Value::as_str)
@@ -160,7 +163,7 @@ async fn issue(
     let answer = json!({
         "kind": KIND,
         "apiVersion": VERSION,
-        "metadata": metadata(request, write, sent, meta::text(&account, "uid"), seconds),
+        "metadata": metadata(write, sent, meta::text(&account, "uid"), seconds),
         "spec": spec,
         "status": {"token": issued.token, "expirationTimestamp": meta::time(issued.expires)},
     });
@@ -169,8 +172,8 @@ async fn issue(
 
 /// The metadata of the response: as sent, with the account's name and namespace, and managed
 /// fields.
-fn metadata(request: &Request, write: &Write, asked: Value, uid: &str, seconds: i64) -> Value {
-    let now = meta::time(request.core.config.clock.now());
+fn metadata(write: &Write, asked: Value, uid: &str, seconds: i64) -> Value {
+    let now = meta::time(write.path.clock.now());
     let mut asked = asked.as_object().cloned().unwrap_or_default();
     tree::child_or_new(&mut asked, "spec").insert("expirationSeconds", seconds.into());
     meta::forget_system(&mut asked);
@@ -236,7 +239,7 @@ struct Bound {
 }
 
 async fn bound(
-    request: &Request,
+    reader: &Reader,
     namespace: &str,
     account: &str,
     asked: &Value,
@@ -261,12 +264,7 @@ async fn bound(
     if name.is_empty() {
         return Err(Status::bad_request("Name parameter required."));
     }
-    let found = request
-        .core
-        .storage
-        .reader
-        .get("", plural, place, &name)
-        .await?;
+    let found = reader.get("", plural, place, &name).await?;
     let object = found
         .ok_or_else(|| Status::not_found("", plural, &name))?
         .parse();
@@ -285,12 +283,7 @@ async fn bound(
     }
     let node = meta::spec_text(&object, "nodeName");
     let node = if kind == "Pod" && !node.is_empty() {
-        let found = request
-            .core
-            .storage
-            .reader
-            .get("", "nodes", "", node)
-            .await?;
+        let found = reader.get("", "nodes", "", node).await?;
         let uid = found.map(|found| meta::text(&found.parse(), "uid").to_owned());
         Some((node.to_owned(), uid.unwrap_or_default()))
     } else {

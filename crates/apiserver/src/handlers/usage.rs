@@ -4,41 +4,40 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use machinery::{Object, Status, encode, json::json};
+use metrics_api::Samples;
+use stdx::Clock;
 
 use super::read::{self, ListPage};
 use crate::{
-    Draft, Resource, Stored, media, pieces, pipeline::Request, respond::Answer,
+    Draft, Reader, Resource, Stored, media, pieces, pipeline::Request, respond::Answer,
     selection::Selection,
 };
 
+/// What usage is computed from.
+pub(crate) struct Usage {
+    pub(crate) reader: Reader,
+    pub(crate) samples: Arc<Samples>,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
 /// Usage of one node or pod, or of all selected ones. Objects without samples are left out.
-pub(super) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
-    let output = read::output(&request, &resource)?;
+pub(super) async fn serve(usage: &Usage, request: Request, resource: Arc<Resource>) -> Answer {
+    let output = read::output(&usage.clock, &request, &resource)?;
     let (namespace, name) = request.info.place();
     // Nodes and pods have the same names in both groups.
     let plural = resource.plural.as_str();
     if request.info.verb == "get" {
-        let found = request
-            .core
-            .storage
-            .reader
-            .get("", plural, namespace, name)
-            .await?;
+        let found = usage.reader.get("", plural, namespace, name).await?;
         let found = found.ok_or_else(|| Status::not_found("", plural, name))?;
-        let usage =
-            metrics(&request, &resource, &found)?.ok_or_else(|| unknown(&resource, &found))?;
-        return Ok(output.respond(StatusCode::OK, &usage));
+        let metrics =
+            metrics(usage, &resource, &found)?.ok_or_else(|| unknown(&resource, &found))?;
+        return Ok(output.respond(StatusCode::OK, &metrics));
     }
     media::check_list(output.wanted, true, &resource)?;
     let selection = Selection::from_request(&resource, &request)?;
-    let (_, found) = request
-        .core
-        .storage
-        .reader
-        .list("", plural, namespace)
-        .await?;
+    let (_, found) = usage.reader.list("", plural, namespace).await?;
     let selected = found.iter().filter(|one| selection.matches(one));
-    let objects = selected.filter_map(|one| metrics(&request, &resource, one).transpose());
+    let objects = selected.filter_map(|one| metrics(usage, &resource, one).transpose());
     let page = ListPage {
         objects: objects.collect::<Result<_, _>>()?,
         metadata: json!({}),
@@ -56,16 +55,11 @@ fn unknown(resource: &Resource, found: &Stored) -> Status {
     Status::not_found(&resource.group, &resource.plural, &name)
 }
 
-fn metrics(
-    request: &Request,
-    resource: &Resource,
-    of: &Stored,
-) -> Result<Option<Arc<Stored>>, Status> {
-    let core = &request.core;
-    let now = core.config.clock.now();
+fn metrics(usage: &Usage, resource: &Resource, of: &Stored) -> Result<Option<Arc<Stored>>, Status> {
+    let now = usage.clock.now();
     let object: Option<Object> = match resource.namespaced() {
-        true => metrics_api::pod_metrics(&core.observations.usage, of, now),
-        false => metrics_api::node_metrics(&core.observations.usage, of, now),
+        true => metrics_api::pod_metrics(&usage.samples, of, now),
+        false => metrics_api::node_metrics(&usage.samples, of, now),
     };
     let Some(object) = object else {
         return Ok(None);

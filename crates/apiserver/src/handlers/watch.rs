@@ -27,7 +27,7 @@ use store::{Event, Freshness, ListRequest, Revision, WatchItem};
 use tokio::time::{Instant, Sleep};
 
 use self::sink::{Encoder, Objects, Sink, Text, WatchEvent};
-use super::read;
+use super::read::{self, Reads};
 use crate::{
     Body, Resource, Stored, failure,
     media::Encoding,
@@ -37,7 +37,7 @@ use crate::{
     respond::{self, Answer},
     selection::Selection,
 };
-use connect::{handshake_head, handshake_response};
+use connect::{Streams, handshake_head, handshake_response};
 use flowcontrol::Seat;
 use http_server::Stopped;
 
@@ -141,13 +141,13 @@ fn check(query: &Query) -> Result<(), Status> {
 }
 
 /// Streams events until the client, the timeout or the server ends the watch.
-pub(crate) async fn watch(mut request: Request, resource: Arc<Resource>) -> Answer {
-    let output = read::output(&request, &resource)?;
+pub(crate) async fn watch(reads: &Reads, mut request: Request, resource: Arc<Resource>) -> Answer {
+    let output = read::output(&reads.clock, &request, &resource)?;
     if output.wanted.encoding == Encoding::Yaml {
         return Err(Status::not_acceptable(STREAMS));
     }
     let selection = Selection::from_request(&resource, &request)?;
-    let options = Options::parse(&request.query, request.core.config.limits.watch)?;
+    let options = Options::parse(&request.query, reads.watch_timeout)?;
     let media = if output.message_type().is_some() {
         STREAM
     } else {
@@ -159,20 +159,26 @@ pub(crate) async fn watch(mut request: Request, resource: Arc<Resource>) -> Answ
         .get::<feed::WantsObjects>()
         .is_some()
     {
-        let stream = begin::<Objects>(&request, &output, selection, options).await;
+        let stream = begin::<Objects>(reads, &request, &output, selection, options).await;
         let mut response = respond::bytes(StatusCode::OK, media, Bytes::new());
         response.extensions_mut().insert(feed::Changes::new(stream));
         return Ok(response);
     }
-    let stream = begin::<Text>(&request, &output, selection, options).await;
+    let stream = begin::<Text>(reads, &request, &output, selection, options).await;
     if ::streaming::is_websocket(&request.parts.headers) {
-        return Ok(over_websocket(&mut request, &output, stream));
+        return Ok(over_websocket(
+            &reads.streams,
+            &mut request,
+            &output,
+            stream,
+        ));
     }
     Ok(streaming(media, stream.map(Ok)))
 }
 
 /// The stream of events. Once the parameters are valid, errors are sent as events.
 async fn begin<S: Sink + 'static>(
+    reads: &Reads,
     request: &Request,
     output: &Output,
     selection: Selection,
@@ -181,7 +187,7 @@ async fn begin<S: Sink + 'static>(
 where
     S::Burst: Send,
 {
-    match Watcher::<S>::begin(request, output.clone(), selection, options).await {
+    match Watcher::<S>::begin(reads, request, output.clone(), selection, options).await {
         Ok(watcher) => watcher.boxed(),
         Err(status) => {
             let mut sink = S::default();
@@ -193,6 +199,7 @@ where
 
 /// One event per message: text for JSON, bytes for protobuf.
 fn over_websocket(
+    streams: &Streams,
     request: &mut Request,
     output: &Output,
     stream: BoxStream<'static, Bytes>,
@@ -206,7 +213,6 @@ fn over_websocket(
         Err(refused) => handshake_response(refused),
         Ok((agreed, pending)) => {
             let events = stream.flat_map(move |burst| futures::stream::iter(split(burst, framed)));
-            let streams = &request.core.remote.backends.streams;
             streams.run(request.audit.clone(), pending.send(events));
             handshake_response(agreed)
         }
@@ -343,12 +349,13 @@ impl Drop for Counted {
 
 impl<S: Sink> Watcher<S> {
     async fn begin(
+        reads: &Reads,
         request: &Request,
         output: Output,
         selection: Selection,
         options: Options,
     ) -> Result<Self, Status> {
-        let (store, resource) = (&request.core.storage.store, &output.resource);
+        let (store, resource) = (&reads.store, &output.resource);
         let (namespace, _) = request.info.place();
         let prefix = match selection.name() {
             Some(name) if !resource.namespaced() || !namespace.is_empty() => {
@@ -379,7 +386,7 @@ impl<S: Sink> Watcher<S> {
                 listed.revision
             }
         };
-        let metrics = request.core.metrics.server.watch_events(&resource.labels);
+        let metrics = reads.metrics.watch_events(&resource.labels);
         let events = store.watch(prefix, after).await;
         let mut events = events.map_err(failure::of_store)?;
         let mut unconverted = None;
@@ -398,7 +405,7 @@ impl<S: Sink> Watcher<S> {
             bookmarks: options.bookmarks,
             next_bookmark: Box::pin(tokio::time::sleep(BOOKMARK_EVERY)),
             ends: Box::pin(tokio::time::sleep(options.lasts)),
-            stopped: Stopped::new(request.core.traffic.http.stopping.clone()),
+            stopped: Stopped::new(reads.streams.stopping.clone()),
             rests: false,
             over: false,
             encoder: Encoder::new(output, metrics),

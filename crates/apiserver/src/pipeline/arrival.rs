@@ -14,7 +14,7 @@ use request::Pace;
 use server_metrics::{Counted, RequestLabels};
 
 use super::{
-    Caller, Connection, Core,
+    Caller, Connection, Pipeline,
     about::{is_long_running, request_labels},
     compress, indent, pace,
 };
@@ -50,7 +50,7 @@ pub(super) struct Arrival {
 /// What the response stages need of the request. It outlives the request's own stages, also when
 /// they panic.
 pub(super) struct Exchange {
-    pub(super) core: Arc<Core>,
+    pub(super) pipeline: Arc<Pipeline>,
     pub(super) connection: Option<Arc<Connection>>,
     pub(super) begun: Instant,
     pub(super) is_long_running: bool,
@@ -76,24 +76,25 @@ pub(super) struct Exchange {
 }
 
 /// Parses a request that passed [`http_rules`](super::http_rules).
-pub(super) fn read(core: Arc<Core>, parts: Parts, caller: Caller) -> (Arrival, Exchange) {
+pub(super) fn read(pipeline: Arc<Pipeline>, parts: Parts, caller: Caller) -> (Arrival, Exchange) {
+    let Pipeline { shared, .. } = &*pipeline;
     let begun = Instant::now();
     let query = Query::parse(parts.uri.query().unwrap_or_default());
     let info = RequestInfo::new(&parts.method, parts.uri.path(), &query);
     let is_long_running = is_long_running(&info, &query);
-    let backend = core.remote.aggregator.find(&info.path);
+    let backend = shared.remote.aggregator.find(&info.path);
     let is_local = backend.is_none();
     let subject = info.resource.as_ref().filter(|_| is_local);
     let resource = subject.and_then(|subject| {
-        let registry = &core.storage.registry;
+        let registry = &shared.storage.registry;
         registry.get(&subject.group, &subject.version, &subject.resource)
     });
     let about = request_labels(&info, resource.as_deref());
     let deprecation = resource.as_ref().and_then(|one| one.kind.deprecation());
     let reads = matches!(parts.method, Method::GET | Method::HEAD);
     let in_flight = match is_long_running {
-        true => core.metrics.server.count_long_running(&about),
-        false => core.metrics.server.count_in_flight(reads),
+        true => shared.metrics.count_long_running(&about),
+        false => shared.metrics.count_in_flight(reads),
     };
     let audit_id = audit::id(&parts.headers);
     let exchange = Exchange {
@@ -115,9 +116,9 @@ pub(super) fn read(core: Arc<Core>, parts: Parts, caller: Caller) -> (Arrival, E
         refusal: None,
         indents: is_local && !is_long_running && indent::wanted(&info.path, &query, &parts.headers),
         compresses: is_local && !is_long_running && compress::wanted(&parts.headers, &caller),
-        pace: pace::of_request(core.config.limits.deadline, &info, is_long_running, begun),
+        pace: pace::of_request(shared.config.limits.deadline, &info, is_long_running, begun),
         about,
-        core,
+        pipeline,
     };
     let arrival = Arrival {
         peer: caller.peer(&parts.headers),

@@ -12,15 +12,15 @@ use crate::{
 
 /// Begins the event of a request, if the policy asks for one.
 pub(super) fn begin(arrival: &Arrival, user: &User, exchange: &mut Exchange) {
-    let core = &exchange.core;
-    if let Some(audit) = &core.audit {
+    let shared = &exchange.pipeline.shared;
+    if let Some(audit) = &shared.audit {
         exchange.ticket = audit.begin(user, &audit_arrival(arrival, exchange));
     }
 }
 
 /// Records a request without a known user.
 pub(super) fn unauthenticated(arrival: &Arrival, exchange: &Exchange, status: &Status) {
-    if let Some(audit) = &exchange.core.audit {
+    if let Some(audit) = &exchange.pipeline.shared.audit {
         audit.unauthenticated(&audit_arrival(arrival, exchange), status);
     }
 }
@@ -32,7 +32,7 @@ fn audit_arrival<'a>(arrival: &'a Arrival, exchange: &Exchange) -> audit::Arriva
         uri: &arrival.parts.uri,
         info: &arrival.info,
         remote: arrival.remote(),
-        at: exchange.core.config.clock.now(),
+        at: exchange.pipeline.shared.config.clock.now(),
         long: arrival.is_long_running,
     }
 }

@@ -14,10 +14,11 @@ use rustls::pki_types::CertificateDer;
 use server_metrics::{Access as AccessMetrics, AuthenticationResult};
 
 use super::{
-    Caller, Core,
+    Caller,
     arrival::{Arrival, Exchange},
     audit,
     caller::shows_certificate_alone,
+    shared::Shared,
 };
 use crate::{Body, User, respond, user};
 
@@ -26,13 +27,13 @@ pub(super) async fn authenticate(
     arrival: &Arrival,
     exchange: &Exchange,
 ) -> Result<Arc<User>, Status> {
-    let core = &exchange.core;
+    let shared = &exchange.pipeline.shared;
     let asked = Instant::now();
-    let known = match cached_user(core, &arrival.parts, &arrival.caller) {
+    let known = match cached_user(shared, &arrival.parts, &arrival.caller) {
         Some(user) => Ok(user),
-        None => ask(core, &arrival.parts, &arrival.caller).await,
+        None => ask(shared, &arrival.parts, &arrival.caller).await,
     };
-    count(&core.metrics.server.access, &known, asked.elapsed());
+    count(&shared.metrics.access, &known, asked.elapsed());
     if let (Ok(user), Caller::Connection(connection)) = (&known, &arrival.caller)
         && user.name != user::ANONYMOUS
     {
@@ -42,7 +43,7 @@ pub(super) async fn authenticate(
 }
 
 /// The user, if it is known without reading or verifying anything.
-fn cached_user(core: &Core, parts: &Parts, caller: &Caller) -> Option<Arc<User>> {
+fn cached_user(shared: &Shared, parts: &Parts, caller: &Caller) -> Option<Arc<User>> {
     let connection = match caller {
         Caller::Known(known) => return Some(known.user.clone()),
         Caller::Connection(connection) => connection,
@@ -50,15 +51,15 @@ fn cached_user(core: &Core, parts: &Parts, caller: &Caller) -> Option<Arc<User>>
     let credentials = connection.credentials(&parts.headers);
     if !credentials.certificates.is_empty() {
         let alone = shows_certificate_alone(&credentials);
-        return alone.then(|| connection.verified_user(core.config.clock.now()))?;
+        return alone.then(|| connection.verified_user(shared.config.clock.now()))?;
     }
-    let mut authenticators = core.access.authenticators.iter();
+    let mut authenticators = shared.access.authenticators.iter();
     authenticators.find_map(|authenticator| authenticator.at_once(&credentials))
 }
 
 /// Calls the authenticators in order. Boxed: the compiler cannot prove the lifetimes otherwise.
 fn ask<'a>(
-    core: &'a Core,
+    shared: &'a Shared,
     parts: &'a Parts,
     caller: &'a Caller,
 ) -> BoxFuture<'a, Result<Arc<User>, Status>> {
@@ -68,17 +69,17 @@ fn ask<'a>(
             Caller::Connection(connection) => connection,
         };
         let credentials = connection.credentials(&parts.headers);
-        let now = core.config.clock.now();
+        let now = shared.config.clock.now();
         let by_certificate = shows_certificate_alone(&credentials);
         // A later authenticator may still know the caller; but a caller with invalid credentials is not anonymous.
         let mut is_refused = authn::bearer::token(&parts.headers).is_some()
             || authn::bearer::is_malformed(&parts.headers);
-        for authenticator in &core.access.authenticators {
+        for authenticator in shared.access.authenticators.iter() {
             match authenticator.authenticate(&credentials).await {
                 Ok(Some(user)) => {
                     let user = Arc::new(user);
                     if by_certificate {
-                        count_expiry(&core.metrics.server.access, &connection.certificates, now);
+                        count_expiry(&shared.metrics.access, &connection.certificates, now);
                         connection.remember(now, user.clone());
                     }
                     return Ok(user);
@@ -93,7 +94,7 @@ fn ask<'a>(
         if is_refused {
             return Err(Status::unauthorized("Unauthorized"));
         }
-        let jwt = core.access.jwt.as_ref();
+        let jwt = shared.access.jwt.as_ref();
         if jwt.and_then(|jwt| jwt.admits_anonymous(parts.uri.path())) == Some(false) {
             return Err(Status::unauthorized("Unauthorized"));
         }

@@ -8,9 +8,9 @@ use request::AuditTrail;
 use server_metrics::Decided;
 
 use super::{
-    Core,
     about::opens_stream_by_get,
     arrival::{Arrival, Exchange},
+    shared::Shared,
 };
 use crate::{RequestInfo, User, audit::Ticket, query::Query, user};
 
@@ -22,20 +22,20 @@ pub(super) async fn authorize(
 ) -> Result<(), Status> {
     let (info, query) = (&arrival.info, &arrival.query);
     let ticket = exchange.ticket.as_deref();
-    decide(&exchange.core, user, info, query, ticket).await?;
+    decide(&exchange.pipeline.shared, user, info, query, ticket).await?;
     if opens_stream_by_get(info, &arrival.parts.headers) {
         // WebSockets start with GET, but exec and attach also require `create`.
         let create = RequestInfo {
             verb: "create",
             ..info.clone()
         };
-        decide(&exchange.core, user, &create, query, None).await?;
+        decide(&exchange.pipeline.shared, user, &create, query, None).await?;
     }
     Ok(())
 }
 
 async fn decide(
-    core: &Core,
+    shared: &Shared,
     user: &User,
     info: &RequestInfo,
     query: &Query,
@@ -43,22 +43,19 @@ async fn decide(
 ) -> Result<(), Status> {
     let attributes = Attributes::from_request(user, info, query);
     let asked = Instant::now();
-    let decision = authz::decide(&core.access.authorizers, &attributes).await;
+    let decision = authz::decide(&shared.access.authorizers, &attributes).await;
     let result = match &decision {
         Decision::Allow => Decided::Allow,
         Decision::Deny(_) => Decided::Deny,
         Decision::NoOpinion(_) => Decided::NoOpinion,
     };
-    core.metrics
-        .server
-        .access
-        .authorized(result, asked.elapsed());
+    shared.metrics.access.authorized(result, asked.elapsed());
     match decision {
         Decision::Allow => {
             if let Some(ticket) = ticket {
                 let reason = match user.is_in(user::MASTERS) {
                     true => None,
-                    false => core.access.rbac.index().reason(&attributes),
+                    false => shared.access.rbac.index().reason(&attributes),
                 };
                 annotate(ticket, "allow", &reason.unwrap_or_default());
             }

@@ -14,7 +14,7 @@ use request::RequestBody;
 use rustls::pki_types::CertificateDer;
 use server_metrics::Recent;
 
-use super::Core;
+use super::Pipeline;
 use crate::{Body, User, admission::Peer, write::Fence};
 
 /// How long a verified certificate is trusted on its connection. A certificate may expire while a connection lasts, but
@@ -73,7 +73,7 @@ pub(crate) struct Connection {
     pub(super) counted: Recent,
 }
 
-impl Handler for Core {
+impl Handler for Pipeline {
     type Connection = Connection;
 
     fn connected(

@@ -42,7 +42,7 @@ pub(super) fn wanted(headers: &HeaderMap, caller: &Caller) -> bool {
 pub(super) fn stage(exchange: &mut Exchange, response: &mut Response<Body>) {
     if exchange.compresses {
         let plain = std::mem::replace(response, Response::new(Body::empty()));
-        *response = apply(plain, &exchange.core.traffic.http.budget);
+        *response = apply(plain, &exchange.pipeline.shared.traffic.http.budget);
     }
 }
 

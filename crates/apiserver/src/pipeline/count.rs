@@ -9,7 +9,7 @@ use crate::Body;
 pub(super) fn answered(exchange: &mut Exchange, response: &mut Response<Body>) {
     let code = response.status().as_u16();
     let (about, dry_run) = (std::mem::take(&mut exchange.about), exchange.dry_run);
-    let metrics = &exchange.core.metrics.server;
+    let metrics = &exchange.pipeline.shared.metrics;
     if exchange.is_long_running {
         let guards = (exchange.in_flight.take(), exchange.ticket.take());
         response.body_mut().hold(guards);

@@ -11,9 +11,9 @@ pub(super) fn warn(exchange: &mut Exchange, response: &mut Response<Body>) {
         && !matches!(response.status().as_u16(), 401 | 403)
     {
         exchange
-            .core
+            .pipeline
+            .shared
             .metrics
-            .server
             .mark_deprecated(&exchange.about);
         respond::warn_first(response.headers_mut(), warning);
     }

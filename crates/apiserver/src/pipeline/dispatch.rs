@@ -14,10 +14,7 @@ use machinery::Status;
 use parking_lot::Mutex;
 use request::{AuditTrail, RequestBody};
 
-use super::{
-    Core,
-    arrival::{Arrival, Exchange},
-};
+use super::arrival::{Arrival, Exchange};
 use crate::{
     Body, RequestInfo, Resource, User,
     admission::{Effects, Peer},
@@ -30,7 +27,6 @@ use crate::{
 
 /// One authorized request.
 pub(crate) struct Request {
-    pub(crate) core: Arc<Core>,
     pub(crate) user: Arc<User>,
     /// The address that the user is known to be at.
     pub(crate) peer: Option<Peer>,
@@ -47,6 +43,8 @@ pub(crate) struct Request {
     pub(crate) audit: Option<Arc<Ticket>>,
     /// Its deadline; `None` if it is long-running.
     pub(crate) deadline: Option<Instant>,
+    /// Maximum bytes of its body.
+    pub(crate) body_limit: usize,
     /// Guards the body until a handler takes it; a body can be sent but not shared.
     body: Mutex<Option<RequestBody>>,
     /// Guards the seat of a long-running request until it has begun, and of a forwarded request
@@ -109,7 +107,6 @@ pub(super) async fn dispatch(
         handlers::trace_to_backend(&mut parts.headers, remote, audit_id);
     }
     let request = Request {
-        core: exchange.core.clone(),
         user,
         peer,
         fence,
@@ -120,10 +117,12 @@ pub(super) async fn dispatch(
         parts,
         audit: exchange.ticket.clone(),
         deadline: (!is_long_running).then(|| begun + deadline),
+        body_limit: exchange.pipeline.shared.config.limits.body,
         body: Mutex::new(body),
         seat: Mutex::new(seat.take_if(|_| is_long_running || is_passed_on)),
     };
-    let mut work = exchange.core.traffic.slots.run(handlers::dispatch(request));
+    let handled = handlers::dispatch(exchange.pipeline.handlers.clone(), request);
+    let mut work = exchange.pipeline.shared.traffic.slots.run(handled);
     if is_long_running {
         return work.await;
     }
@@ -138,10 +137,8 @@ pub(super) async fn dispatch(
     match answer {
         Ok(answer) => answer.map(|response| keep_seat(response, seat)),
         Err(_) => {
-            let core = &exchange.core;
-            core.metrics
-                .server
-                .count_terminated(exchange.about.clone(), 504);
+            let shared = &exchange.pipeline.shared;
+            shared.metrics.count_terminated(exchange.about.clone(), 504);
             let why = "request did not complete within the allotted timeout";
             Err(Status::timeout(why, 0))
         }

@@ -15,13 +15,13 @@ pub(super) async fn seat(
     deadline: Duration,
     exchange: &mut Exchange,
 ) -> Result<Option<Seat>, Response<Body>> {
-    let core = &exchange.core;
-    exchange.flow = core.traffic.fairness.classify(user, &arrival.info);
+    let shared = &exchange.pipeline.shared;
+    exchange.flow = shared.traffic.fairness.classify(user, &arrival.info);
     let Some(flow) = &exchange.flow else {
         return Ok(None);
     };
     let ask = flowcontrol::SeatRequest {
-        store: &core.storage.store,
+        store: &shared.storage.store,
         user,
         info: &arrival.info,
         query: &arrival.query,
@@ -33,9 +33,7 @@ pub(super) async fn seat(
     let taken = flow.seat(ask).await;
     exchange.waited = since.elapsed();
     taken.map_err(|turned_away| {
-        core.metrics
-            .server
-            .count_terminated(exchange.about.clone(), 429);
+        shared.metrics.count_terminated(exchange.about.clone(), 429);
         turned_away.answer()
     })
 }

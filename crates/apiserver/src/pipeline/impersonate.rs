@@ -14,7 +14,7 @@ pub(super) async fn apply(
     user: &mut Arc<User>,
     exchange: &Exchange,
 ) -> Result<(), Status> {
-    let authorizers = &exchange.core.access.authorizers;
+    let authorizers = &exchange.pipeline.shared.access.authorizers;
     let attributes = Attributes::from_request(user, &arrival.info, &arrival.query);
     let assumed = impersonation::apply(authorizers, &attributes, &arrival.parts.headers).await?;
     if let Some(assumed) = assumed {

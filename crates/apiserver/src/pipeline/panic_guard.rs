@@ -49,7 +49,7 @@ impl Panicked {
             panic = message,
             "request handler panicked"
         );
-        exchange.core.metrics.server.count_panic();
+        exchange.pipeline.shared.metrics.count_panic();
         if let Some(ticket) = exchange.ticket.take() {
             ticket.panicked(message);
         }

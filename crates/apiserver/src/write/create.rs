@@ -73,7 +73,7 @@ async fn attempt(
     revision: Revision,
 ) -> Result<Result<Written, Collision>, Status> {
     let kind = &write.resource.kind;
-    let now = write.core.config.clock.now();
+    let now = write.path.clock.now();
     meta::begin(&mut object);
     kind.default(&mut object);
     let created = now;
@@ -87,7 +87,7 @@ async fn attempt(
         .admit_mutating(Operation::Create, &mut object, None)
         .await?;
     // Mutating admission does not see a generated name, and may set one.
-    let is_generated = meta::generate_name(&mut object, &*write.core.config.endings);
+    let is_generated = meta::generate_name(&mut object, &*write.path.name_suffixes);
     meta::identify(&mut object, created);
     // Admission must not move it to another namespace.
     write.ensure_namespace_matches(&mut object)?;
@@ -184,7 +184,7 @@ fn validate(write: &Write, object: &Object, mut errors: Errors) -> Result<(), St
 /// Whether an object of this name exists, and is being deleted. One that cannot be read exists.
 async fn existing_is_deleting(write: &Write, name: &str) -> Result<Option<bool>, Status> {
     let key = write.resource.key(&write.namespace, name);
-    match write.core.storage.store.get(&key, Freshness::Newest).await {
+    match write.path.store.get(&key, Freshness::Newest).await {
         Ok((_, entry)) => Ok(entry.map(|entry| meta::is_deleting(&entry.object.parse()))),
         Err(store::Error::Unreadable(_)) => Ok(Some(false)),
         Err(error) => Err(failure::of_store(error)),

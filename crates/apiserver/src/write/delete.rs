@@ -115,7 +115,7 @@ pub(crate) async fn delete(write: &Write, options: &DeleteOptions) -> Result<Del
     let key = write.resource.key(&write.namespace, &write.name);
     let mut retry = write.conflict_retry();
     loop {
-        let read = write.core.storage.store.get(&key, Freshness::Newest).await;
+        let read = write.path.store.get(&key, Freshness::Newest).await;
         let (_, entry) = read.map_err(failure::of_store)?;
         let entry = entry.ok_or_else(|| write.not_found(&write.name))?;
         match attempt(write, options, entry).await? {
@@ -215,7 +215,7 @@ async fn mark_and_remove(
 /// Whether the object with this uid no longer exists.
 async fn is_gone(write: &Write, uid: &str) -> Result<bool, Status> {
     let key = write.resource.key(&write.namespace, &write.name);
-    let read = write.core.storage.store.get(&key, Freshness::Newest).await;
+    let read = write.path.store.get(&key, Freshness::Newest).await;
     let (_, entry) = read.map_err(failure::of_store)?;
     Ok(entry.is_none_or(|entry| meta::text(&entry.object.parse(), "uid") != uid))
 }
@@ -265,7 +265,7 @@ fn decide(
     if hooks::mark_definition(write, object) {
         return Ok(DeletionStep::Mark);
     }
-    let now = write.core.config.clock.now();
+    let now = write.path.clock.now();
     let requested = options
         .grace_period_seconds
         .map(|grace| if grace < 0 { 1 } else { grace });

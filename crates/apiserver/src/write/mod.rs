@@ -1,15 +1,17 @@
 //! Writes: from a decoded object to a committed one. Every write runs to completion: a client that
 //! disconnects loses only its response.
 
+mod admission_chain;
 mod conflict_retry;
 mod create;
 mod delete;
 mod fence;
 pub(crate) mod owners;
+mod path;
 mod supervised;
 mod update;
 
-use std::{future::Future, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
 
 use machinery::{
     Object, Status,
@@ -22,24 +24,24 @@ use crate::{
     Draft, Resource, Stored, User,
     admission::{self, Attributes, Effects, Operation, Peer, RequestOptions},
     failure, handlers, meta,
-    pipeline::Core,
 };
 use auth::authz::{self, Decision, forbidden};
 
 pub(crate) use admission::{DeleteOptions, Preconditions};
+pub(crate) use admission_chain::AdmissionChain;
 pub(crate) use conflict_retry::KeyQueues;
 use conflict_retry::{Conflict, ConflictRetry};
 pub(crate) use create::create;
 pub(crate) use delete::{Deleted, check_options, delete, orphan_warning, preconditions_of};
 pub use fence::Fence;
+pub(crate) use path::WritePath;
 pub(crate) use registry::Versions;
 use registry::store_metrics::Operation as StoreOperation;
-use supervised::Supervised;
 pub(crate) use update::{ObjectChange, update};
 
 /// One write: user, object, options.
 pub(crate) struct Write {
-    pub(crate) core: Arc<Core>,
+    pub(crate) path: Arc<WritePath>,
     pub(crate) user: Arc<User>,
     pub(crate) peer: Option<Peer>,
     /// A precondition of every commit, if the caller is a leader.
@@ -70,24 +72,10 @@ pub(crate) struct Written {
     pub(crate) warnings: Vec<String>,
 }
 
-impl Core {
-    /// Runs a write to completion, also when its request is dropped.
-    pub(crate) fn supervise<T: Send + 'static>(
-        &self,
-        write: impl Future<Output = Result<T, Status>> + Send + 'static,
-    ) -> Supervised<T> {
-        let (tasks, slots) = (self.writes.tasks.clone(), self.traffic.slots.clone());
-        Supervised::new(tasks, slots, Box::pin(write))
-    }
-}
-
 impl Write {
     /// The attempts of this write.
     fn conflict_retry(&self) -> ConflictRetry<'_> {
-        ConflictRetry::new(
-            &self.core.writes.key_queues,
-            self.core.config.limits.deadline,
-        )
+        ConflictRetry::new(&self.path.key_queues, self.path.deadline)
     }
 
     /// The subresource as kinds see it.
@@ -141,7 +129,7 @@ impl Write {
             field_selector: "",
             label_selector: "",
         };
-        match authz::decide(&self.core.access.authorizers, &attributes).await {
+        match authz::decide(&self.path.authorizers, &attributes).await {
             Decision::Allow => Ok(()),
             Decision::Deny(reason) | Decision::NoOpinion(reason) => {
                 Err(forbidden(&attributes, &reason))
@@ -179,7 +167,7 @@ impl Write {
             dry_run: self.dry_run,
             options: &self.options,
             old,
-            reader: &self.core.storage.reader,
+            reader: &self.path.reader,
             effects: &self.effects,
         }
     }
@@ -208,9 +196,9 @@ impl Write {
         kind: &str,
         body: &mut Object,
     ) -> Result<(), Status> {
-        let (chain, timing) = (&self.core.writes.admission, &self.core.metrics.admission);
+        let chain = &self.path.admission;
         let attributes = self.part_attributes(api_version, kind);
-        admission::mutate(chain, timing, &attributes, body).await
+        chain.mutate(&attributes, body).await
     }
 
     /// The second half of [`Write::admit_part`], after the body is complete.
@@ -220,9 +208,9 @@ impl Write {
         kind: &str,
         body: &Object,
     ) -> Result<(), Status> {
-        let (chain, timing) = (&self.core.writes.admission, &self.core.metrics.admission);
+        let chain = &self.path.admission;
         let attributes = self.part_attributes(api_version, kind);
-        admission::validate(chain, timing, &attributes, Some(body)).await
+        chain.validate(&attributes, Some(body)).await
     }
 
     fn part_attributes<'a>(&'a self, api_version: &'a str, kind: &'a str) -> Attributes<'a> {
@@ -240,9 +228,9 @@ impl Write {
             subresource: "",
             ..self.part_attributes("v1", "Binding")
         };
-        let (chain, timing) = (&self.core.writes.admission, &self.core.metrics.admission);
-        admission::mutate(chain, timing, &attributes, body).await?;
-        admission::validate(chain, timing, &attributes, Some(body)).await
+        let chain = &self.path.admission;
+        chain.mutate(&attributes, body).await?;
+        chain.validate(&attributes, Some(body)).await
     }
 
     async fn admit_mutating(
@@ -256,14 +244,14 @@ impl Write {
         }
         let text = |key: &str| meta::text(object, key).to_owned();
         let (name, generate_name) = (text("name"), text("generateName"));
-        let (chain, timing) = (&self.core.writes.admission, &self.core.metrics.admission);
+        let chain = &self.path.admission;
         if self.is_scale() {
             let old = old.map(|old| handlers::scale_for_admission(&self.resource, old));
             let old = old.transpose()?;
             let mut scale = handlers::scale_for_admission(&self.resource, object)?;
             let before = scale.clone();
             let attributes = self.attributes(operation, &name, old.as_ref());
-            admission::mutate(chain, timing, &attributes, &mut scale).await?;
+            chain.mutate(&attributes, &mut scale).await?;
             if scale != before {
                 handlers::set_admitted_replicas(&self.resource, object, &scale)?;
             }
@@ -273,7 +261,7 @@ impl Write {
             generate_name: &generate_name,
             ..self.attributes(operation, &name, old)
         };
-        admission::mutate(chain, timing, &attributes, object).await
+        chain.mutate(&attributes, object).await
     }
 
     async fn admit_validating(
@@ -289,7 +277,7 @@ impl Write {
             .or(old)
             .map(|object| meta::text(object, "name"))
             .unwrap_or_default();
-        let (chain, timing) = (&self.core.writes.admission, &self.core.metrics.admission);
+        let chain = &self.path.admission;
         if self.is_scale() {
             let scale = |object: Option<&Object>| {
                 let scale =
@@ -298,10 +286,10 @@ impl Write {
             };
             let (object, old) = (scale(object)?, scale(old)?);
             let attributes = self.attributes(operation, name, old.as_ref());
-            return admission::validate(chain, timing, &attributes, object.as_ref()).await;
+            return chain.validate(&attributes, object.as_ref()).await;
         }
         let attributes = self.attributes(operation, name, old);
-        admission::validate(chain, timing, &attributes, object).await
+        chain.validate(&attributes, object).await
     }
 
     /// Mutating and validating admission of a delete.
@@ -310,9 +298,9 @@ impl Write {
             return Ok(());
         }
         let attributes = self.attributes(Operation::Delete, &self.name, Some(old));
-        let (chain, timing) = (&self.core.writes.admission, &self.core.metrics.admission);
-        admission::mutate_delete(chain, timing, &attributes).await?;
-        admission::validate(chain, timing, &attributes, None).await
+        let chain = &self.path.admission;
+        chain.mutate_delete(&attributes).await?;
+        chain.validate(&attributes, None).await
     }
 
     /// Updates managedFields for this write.
@@ -320,7 +308,7 @@ impl Write {
         if self.tracked {
             return Ok(());
         }
-        let now = meta::time(self.core.config.clock.now());
+        let now = meta::time(self.path.clock.now());
         let versions = self.versions();
         if !versions.asks() {
             apply::track(live, object, &self.writer(&versions, &now));
@@ -343,14 +331,14 @@ impl Write {
             self.track(None, object).await?;
             return Ok(None);
         }
-        let now = meta::time(self.core.config.clock.now());
+        let now = meta::time(self.path.clock.now());
         let versions = self.versions();
         Ok(apply::track_new(object, &self.writer(&versions, &now)))
     }
 
     /// The versions of the resource, for conversion.
     pub(crate) fn versions(&self) -> Versions {
-        Versions::new(&self.resource, self.core.storage.registry.kept_table())
+        Versions::new(&self.resource, self.path.registry.kept_table())
     }
 
     /// The manager of this write, for managedFields.
@@ -446,10 +434,10 @@ impl Write {
             fence.join(&mut ops);
         }
         let begun = Instant::now();
-        let committed = self.core.storage.store.commit(ops, durability).await;
+        let committed = self.path.store.commit(ops, durability).await;
         let failed =
             matches!(&committed, Err(error) if !matches!(error, store::Error::Conflict { .. }));
-        let (all, labels) = (&self.core.metrics.server.storage, &self.resource.labels);
+        let (all, labels) = (&self.path.metrics.storage, &self.resource.labels);
         let stores = &self.resource.stores;
         stores.count(all, labels, operation, begun, failed);
         committed

@@ -69,7 +69,7 @@ async fn update_with_retries(write: &Write, change: &dyn ObjectChange) -> Result
     let key = write.resource.key(&write.namespace, &write.name);
     let mut retry = write.conflict_retry();
     loop {
-        let read = write.core.storage.store.get(&key, Freshness::Newest).await;
+        let read = write.path.store.get(&key, Freshness::Newest).await;
         let (_, entry) = read.map_err(failure::of_store)?;
         let Some(entry) = entry else {
             let again = || object_to_create(write, change);
@@ -165,7 +165,7 @@ async fn attempt(
 ) -> Result<Result<Written, Conflict>, Status> {
     let kind = &write.resource.kind;
     kind.default(&mut object);
-    let now = meta::time(write.core.config.clock.now());
+    let now = meta::time(write.path.clock.now());
     kind.default_at(&mut object, &now);
     write.track(Some(&old), &mut object).await?;
     write
