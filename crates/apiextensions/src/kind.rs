@@ -7,7 +7,7 @@ mod warnings;
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use kinds::{Column, Names, Scope};
-use machinery::{Object, Value, decode::Findings, field::Path, jsonpath::Template};
+use machinery::{Object, Value, decode::Findings, jsonpath::Template};
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
@@ -215,15 +215,6 @@ impl CustomKind {
             .rules
             .get_or_init(|| Rules::read(&self.read_open_api()));
         rules.as_ref()
-    }
-
-    /// Warnings of rules that unchanged values violate.
-    fn ratcheted(&self, object: &Object, old: &Object) -> Vec<String> {
-        let Some(rules) = self.rules() else {
-            return Vec::new();
-        };
-        let was = CorrelatedValue::new(self.schema(), View::Map(object), View::Map(old));
-        rules.warnings(was, &Path::new(""))
     }
 
     /// The storage version.

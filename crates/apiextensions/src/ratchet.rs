@@ -148,7 +148,7 @@ mod tests {
         let schema = Schema::read(&schema);
         let object = |spec: Value| json!({"metadata": {"name": "x"}, "spec": spec});
         let (old, new) = (object(old), object(new));
-        let errors = validate::update(
+        let (errors, _) = validate::update(
             &schema,
             None,
             None,

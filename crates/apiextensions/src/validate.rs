@@ -58,35 +58,36 @@ fn applicable<'r>(rules: Option<&'r Rules>, errors: &mut Errors) -> Option<&'r R
     None
 }
 
-/// The errors of an update: unchanged invalid values are kept, so that a schema may become stricter
-/// while objects exist.
+/// The errors of an update, and warnings of rules that unchanged values violate: these are kept, so that a schema may
+/// become stricter while objects exist.
 pub(crate) fn update(
     schema: &Schema,
     rules: Option<&Rules>,
     scale: Option<&ScalePaths>,
     object: &Object,
     old: &Object,
-) -> Errors {
+) -> (Errors, Vec<String>) {
     let was = CorrelatedValue::new(schema, View::Map(object), View::Map(old));
     let mut errors = check(schema, View::Map(object), Some(was), "").into_errors(&Path::new(""));
     scale::check_spec(scale, object, &mut errors);
     scale::check_status(scale, object, &mut errors);
     embedded::check(schema, View::Map(object), &Path::new(""), &mut errors);
     list_types::check_update(schema, object, old, &mut errors);
+    let mut warnings = Vec::new();
     if let Some(rules) = applicable(rules, &mut errors) {
-        rules.check_update(was, &Path::new(""), &mut errors);
+        warnings = rules.check_update(was, &Path::new(""), &mut errors);
     }
-    errors
+    (errors, warnings)
 }
 
-/// The errors of an update of the status.
+/// The same for an update of the status.
 pub(crate) fn status(
     schema: &Schema,
     rules: Option<&Rules>,
     scale: Option<&ScalePaths>,
     object: &Object,
     old: &Object,
-) -> Errors {
+) -> (Errors, Vec<String>) {
     let mut errors = Errors::new();
     let whole = CorrelatedValue::new(schema, View::Map(object), View::Map(old));
     if let (Some(status), Some(below)) = (object.get("status"), schema.properties.get("status")) {
@@ -95,10 +96,11 @@ pub(crate) fn status(
     }
     scale::check_status(scale, object, &mut errors);
     list_types::check_update(schema, object, old, &mut errors);
+    let mut warnings = Vec::new();
     if let Some(rules) = applicable(rules, &mut errors) {
-        rules.check_update(whole, &Path::new(""), &mut errors);
+        warnings = rules.check_update(whole, &Path::new(""), &mut errors);
     }
-    errors
+    (errors, warnings)
 }
 
 /// The errors of a single value, at a path.

@@ -279,6 +279,15 @@ attributes! {
         fn status_warnings(&self, object: &Object, old: &Object) -> Vec<String> {
             self.warnings(object, Some(old))
         }
+        /// The errors of a changed object, and the warnings of validation, which are sent also if there are errors.
+        fn check_update(
+            &self,
+            object: &Object,
+            old: &Object,
+            subresource: Subresource<'_>,
+        ) -> (field::Errors, Vec<String>) {
+            (self.validate_update(object, old, subresource), Vec::new())
+        }
         /// Fields beside metadata.name and metadata.namespace that field selectors may name, with
         /// their values in this object.
         fn selectable_fields(&self, _object: &Object) -> Vec<(Cow<'static, str>, String)> {

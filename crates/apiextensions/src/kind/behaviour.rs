@@ -135,6 +135,15 @@ impl Kind for CustomKind {
         old: &Object,
         subresource: Subresource<'_>,
     ) -> field::Errors {
+        self.check_update(object, old, subresource).0
+    }
+
+    fn check_update(
+        &self,
+        object: &Object,
+        old: &Object,
+        subresource: Subresource<'_>,
+    ) -> (field::Errors, Vec<String>) {
         let check = match subresource {
             Some("status") => validate::status,
             _ => validate::update,
@@ -154,19 +163,15 @@ impl Kind for CustomKind {
         new.retain(|name| !before.contains(name));
         new.sort_unstable();
         new.dedup();
-        let mut warnings: Vec<String> = new.into_iter().flat_map(finalizer_warnings).collect();
-        if let Some(old) = old {
-            warnings.extend(self.ratcheted(object, old));
-        }
-        warnings
+        new.into_iter().flat_map(finalizer_warnings).collect()
     }
 
     fn deprecation(&self) -> Option<Cow<'_, str>> {
         self.deprecation.as_deref().map(Cow::Borrowed)
     }
 
-    fn status_warnings(&self, object: &Object, old: &Object) -> Vec<String> {
-        self.ratcheted(object, old)
+    fn status_warnings(&self, _: &Object, _: &Object) -> Vec<String> {
+        Vec::new()
     }
 
     fn verbs(&self) -> &'static [&'static str] {

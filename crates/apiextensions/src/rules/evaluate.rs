@@ -76,14 +76,14 @@ impl Rules {
         let _ = self.run(object, None, path, errors);
     }
 
-    /// The same for an update.
-    pub(crate) fn check_update(&self, was: CorrelatedValue<'_>, path: &Path, errors: &mut Errors) {
-        let _ = self.run(was.new_value(), Some(was), path, errors);
-    }
-
-    /// Warnings about unchanged values that violate rules.
-    pub(crate) fn warnings(&self, was: CorrelatedValue<'_>, path: &Path) -> Vec<String> {
-        let found = self.run(was.new_value(), Some(was), path, &mut Errors::new());
+    /// The same for an update; returns warnings about unchanged values that violate rules.
+    pub(crate) fn check_update(
+        &self,
+        was: CorrelatedValue<'_>,
+        path: &Path,
+        errors: &mut Errors,
+    ) -> Vec<String> {
+        let found = self.run(was.new_value(), Some(was), path, errors);
         found.iter().map(ToString::to_string).collect()
     }
 

@@ -117,7 +117,7 @@ fn unchanged_values_may_violate_rules_added_later() {
     assert!(errors_of(&rules, &same, Some((&structural, &old))).is_empty());
     let was = CorrelatedValue::new(&structural, (&same).into(), (&old).into());
     assert_eq!(
-        rules.warnings(was, &Path::new("")),
+        rules.check_update(was, &Path::new(""), &mut Vec::new()),
         ["spec.size: Invalid value: 1: failed rule: self > 5"],
         "the client is warned of it"
     );

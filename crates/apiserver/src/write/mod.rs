@@ -297,7 +297,10 @@ impl Write {
         if self.admitted {
             return Ok(());
         }
-        let attributes = self.attributes(Operation::Delete, &self.name, Some(old));
+        // The objects of a deletecollection are admitted without their names, as upstream.
+        let is_collection = self.verb == "deletecollection";
+        let name = if is_collection { "" } else { &*self.name };
+        let attributes = self.attributes(Operation::Delete, name, Some(old));
         let chain = &self.path.admission;
         chain.mutate_delete(&attributes).await?;
         chain.validate(&attributes, None).await

@@ -346,7 +346,11 @@ fn validate(
         old,
         write.subresource(),
     ));
-    errors.extend(kind.validate_update(object, old, write.subresource()));
+    let (wrong, warnings) = kind.check_update(object, old, write.subresource());
+    errors.extend(wrong);
+    for warning in warnings {
+        write.effects.warn(warning);
+    }
     if errors.is_empty() {
         errors = hooks::validate(write, object, Some(old));
     }
