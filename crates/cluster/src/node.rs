@@ -11,7 +11,7 @@ use apiserver::User;
 use client::kube;
 use kubelet::configuration::KubeletConfiguration;
 use lifecycle::Service;
-use network::{CniConfig, PodNetwork, RoutedNetwork, cni_plugin::CniServer, nft::Nft};
+use network::{CniConfig, PerSandbox, PodNetwork, RoutedNetwork, cni_plugin::CniServer, nft::Nft};
 use stdx::SystemClock;
 use tokio::sync::watch;
 
@@ -111,6 +111,7 @@ impl Node {
         let mut services: Vec<Arc<dyn Service>> = Vec::new();
         let (network, routed) = pod_network(settings, &nft, &mut services)?;
         let network = self.with_policies(settings, network, &nft, &mut services);
+        let network = PerSandbox::new(network);
         let (kubelet_ips, node_ip_changes) = watch::channel(settings.node_ips());
         services.push(Arc::new(NodeAddresses {
             routed: routed.clone(),

@@ -29,6 +29,7 @@ pub mod nft;
 mod notices;
 mod overlay;
 mod overlay_table;
+mod per_sandbox;
 mod pod_link;
 mod route_socket;
 mod routed;
@@ -36,6 +37,7 @@ pub mod routes;
 mod rules;
 mod shape;
 mod sysctl;
+mod unlink;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -57,6 +59,7 @@ pub use listening::is_free;
 pub use loopback::LoopbackNetwork;
 pub use notices::AddressNotices;
 pub use overlay::VXLAN_PORT;
+pub use per_sandbox::PerSandbox;
 pub use routed::{Config, RoutedNetwork};
 
 /// Attaches pods to the network. One implementation serves one node.

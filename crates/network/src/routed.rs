@@ -8,6 +8,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -25,16 +26,19 @@ use crate::{
     is_free,
     links::{self, POD_LINK, PodLink},
     names,
-    netns::Netlink,
+    netns::{Netlink, answered, answered_within},
     nft::{self, Batch, Nft},
     notices::AddressNotices,
     pod_link, rules,
     shape::{self, Limits},
     sysctl,
+    unlink::Removals,
 };
 
 /// The loopback link's index in every namespace.
 const LOOPBACK_INDEX: u32 = 1;
+/// The links of many pods may be removed together.
+const REMOVED_WITHIN: Duration = Duration::from_secs(60);
 
 /// The configuration of a node's pod network.
 #[derive(Debug, Clone)]
@@ -65,6 +69,7 @@ impl Config {
             nft,
             ipam: Mutex::new(ipam),
             prepared: OnceCell::new(),
+            removals: Removals::default(),
         }))
     }
 }
@@ -81,12 +86,12 @@ pub struct RoutedNetwork {
     ruling: tokio::sync::Mutex<()>,
     /// Held while all routes are written, so that the last writer has the newest addresses.
     routing: tokio::sync::Mutex<()>,
-    /// The netlink connection, once the node is prepared.
+    /// Set once the node is prepared.
     prepared: OnceCell<Prepared>,
+    removals: Removals,
 }
 
 struct Prepared {
-    netlink: Netlink,
     mtu: u32,
 }
 
@@ -104,11 +109,12 @@ impl RoutedNetwork {
                     sysctl::set("net/ipv6/conf/all/forwarding", "1")?;
                 }
                 let netlink = Netlink::here()?;
-                self.route_services(&netlink).await?;
+                answered("add routes of services", self.route_services(&netlink)).await?;
                 self.rewrite_rules().await?;
                 firewalls::pass(&self.nft, &self.config.id, &nft::tables().await?).await?;
-                let mtu = links::mtu(&netlink, &self.config.node_ips, self.config.mtu).await?;
-                Ok(Prepared { netlink, mtu })
+                let mtu = links::mtu(&netlink, &self.config.node_ips, self.config.mtu);
+                let mtu = answered("look for the node's link", mtu).await?;
+                Ok(Prepared { mtu })
             })
             .await
     }
@@ -153,8 +159,9 @@ impl RoutedNetwork {
     async fn route_all(&self) -> Result<()> {
         let _routing = self.routing.lock().await;
         let node_ips = self.node_ips();
-        let Prepared { netlink, mtu } = self.prepare().await?;
-        self.route_services(netlink).await?;
+        let Prepared { mtu } = self.prepare().await?;
+        let netlink = Netlink::here()?;
+        answered("add routes of services", self.route_services(&netlink)).await?;
         let records: Vec<Record> = self.ipam.lock().records().cloned().collect();
         for record in records {
             let link = PodLink {
@@ -163,7 +170,8 @@ impl RoutedNetwork {
                 mtu: *mtu,
                 node_ips: node_ips.clone(),
             };
-            if let Err(error) = links::lead_to_link(netlink, &link).await {
+            let led = links::lead_to_link(&netlink, &link);
+            if let Err(error) = answered("add the route to a pod", led).await {
                 // Most likely its pod is being detached.
                 warn!(link = record.host_link, %error, "cannot add the route to a pod");
             }
@@ -248,25 +256,29 @@ impl RoutedNetwork {
         let Some(record) = self.ipam.lock().get(sandbox_id).cloned() else {
             return Ok(Some(format!("sandbox {sandbox_id}")));
         };
-        let Prepared { netlink: host, mtu } = self.prepare().await?;
+        let Prepared { mtu } = self.prepare().await?;
         let link = PodLink {
             host_link: record.host_link.clone(),
             addresses: record.addresses.clone(),
             mtu: *mtu,
             node_ips: self.node_ips(),
         };
-        links::missing(host, netns, &link).await
+        let host = Netlink::here()?;
+        answered("check a link", links::missing(&host, netns, &link)).await
     }
 
     /// Removes links with our prefix but without a record: their state was lost, and with it their
     /// pods.
     async fn remove_unknown_links(&self) -> Result<()> {
-        let host = &self.prepare().await?.netlink;
+        self.prepare().await?;
+        let host = Netlink::here()?;
         let overlay = names::vxlan_link(&self.config.id);
-        for (_, name) in links::with_prefix(host, &names::link_prefix(&self.config.id)).await? {
+        let prefix = names::link_prefix(&self.config.id);
+        let links = answered("list links", links::with_prefix(&host, &prefix)).await?;
+        for (_, name) in links {
             if name != overlay && !self.ipam.lock().link_taken(&name) {
                 info!(link = name, "removing a link without a pod");
-                links::disconnect(host, &name).await?;
+                answered("remove a link", links::disconnect(&host, &name)).await?;
             }
         }
         Ok(())
@@ -304,7 +316,7 @@ impl RoutedNetwork {
     }
 
     async fn connect(&self, request: &AttachRequest, record: &Record) -> Result<()> {
-        let Prepared { netlink: host, mtu } = self.prepare().await?;
+        let Prepared { mtu } = self.prepare().await?;
         let link = PodLink {
             host_link: record.host_link.clone(),
             addresses: record.addresses.clone(),
@@ -314,7 +326,12 @@ impl RoutedNetwork {
         let through = record.egress_link.as_deref().unwrap_or_default();
         let linked = async {
             pod_link::connect(&request.netns, link).await?;
-            shape::limit(host, &record.host_link, through, &record.limits).await
+            if record.limits == Limits::default() {
+                return Ok(());
+            }
+            let host = Netlink::here()?;
+            let limited = shape::limit(&host, &record.host_link, through, &record.limits);
+            answered("limit bandwidth", limited).await
         };
         // The rules name only addresses. Both end before an error is handled, and before the pod has a container.
         let ruled = self.change_rules(host_ports::add_pod, record);
@@ -391,10 +408,11 @@ impl PodNetwork for RoutedNetwork {
         let Some(record) = self.ipam.lock().get(sandbox_id).cloned() else {
             return Ok(());
         };
-        let host = &self.prepare().await?.netlink;
-        links::disconnect(host, &record.host_link).await?;
-        if let Some(link) = &record.egress_link {
-            links::disconnect(host, link).await?;
+        self.prepare().await?;
+        let links = [Some(&record.host_link), record.egress_link.as_ref()];
+        for link in links.into_iter().flatten() {
+            let removed = self.removals.remove(link);
+            answered_within(REMOVED_WITHIN, "remove a link", removed).await?;
         }
         // The record is removed first: if the table is rewritten, these ports are not in it.
         self.ipam.lock().release(sandbox_id)?;
