@@ -45,7 +45,7 @@ use reconcile::{
 use stdx::Clock;
 
 use crate::{
-    Config, csr,
+    Config, csr, loadbalancer,
     members::Facts,
     metrics::{Collectors, Metrics},
     nodeipam, nodelifecycle, pods, resourceclaim, selecting,
@@ -98,6 +98,8 @@ const GENERATED: [&str; 10] = [
 pub(crate) const TYPE: &str = "type";
 /// The type of Services with an external load balancer.
 pub(crate) const LOAD_BALANCER: &str = "LoadBalancer";
+/// The index of nodes that accept traffic of load balancers ([`loadbalancer::traffic`]).
+pub(crate) const TRAFFIC: &str = "traffic";
 /// The index of EndpointSlices by their Service, `NAMESPACE/NAME`.
 pub(crate) const SERVICE: &str = "service";
 /// The index of pods and volumes by the claim that they use or are bound to ([`claimed_key`]);
@@ -188,6 +190,7 @@ impl Watched for Node {
         let builder = builder.index(ADDRESS, |node| {
             csr::node_addresses(node).map(address_key).collect()
         });
+        let builder = builder.index(TRAFFIC, loadbalancer::traffic);
         let builder = builder.index(CIDR, nodeipam::cidrs);
         builder.index(SUBNET_SIZE, nodeipam::sizes)
     }

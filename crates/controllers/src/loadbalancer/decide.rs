@@ -3,17 +3,16 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    sync::Arc,
 };
 
-use super::{claims::Claims, pool::Pool, ports::ports};
+use super::{claims::Claims, nodes::Target, pool::Pool, ports::ports};
 use crate::{shared::LOAD_BALANCER, templatehash::short_hash};
 use jiff::Timestamp;
 use k8s_openapi::{
-    api::core::v1::{LoadBalancerIngress, Node, PortStatus, Service, ServiceSpec},
+    api::core::v1::{LoadBalancerIngress, PortStatus, Service, ServiceSpec},
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
 };
-use reconcile::{condition, placement};
+use reconcile::condition;
 
 /// The load balancer class of this controller; it also serves Services without a class.
 pub const CLASS: &str = "mainstay.local/load-balancer";
@@ -26,8 +25,6 @@ pub const FROM_POOL: &str = "mainstay.local/AddressFromPool";
 pub(super) const FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
 /// Upstream's condition of a Service that does not get its ports.
 const PORTS_ERROR: &str = "LoadBalancerPortsError";
-const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
-const LEAVING: &str = "ToBeDeletedByClusterAutoscaler";
 /// The maximum number of node addresses in a status. Clients try only a few, and a status that
 /// listed every node would change constantly.
 const MOST_NODES: usize = 100;
@@ -36,8 +33,8 @@ const MOST_NODES: usize = 100;
 pub(super) struct View<'a> {
     /// What all load balancers have and want.
     pub claims: &'a Claims,
-    /// All Nodes.
-    pub nodes: &'a [Arc<Node>],
+    /// All nodes that accept traffic.
+    pub nodes: &'a [Target],
     /// The nodes with serving endpoints of this Service.
     pub with_endpoints: &'a BTreeSet<String>,
     /// Addresses to assign; if empty, the nodes' own addresses are used.
@@ -202,12 +199,6 @@ pub(super) fn is_local(service: &Service) -> bool {
     spec.and_then(|spec| spec.external_traffic_policy.as_deref()) == Some("Local")
 }
 
-/// Whether a node's change can change the Services' addresses.
-pub(super) fn takes_traffic_differently(old: &Node, new: &Node) -> bool {
-    let addresses = |node: &Node| [true, false].map(|v4| node_addresses(node, v4));
-    takes_traffic(old) != takes_traffic(new) || addresses(old) != addresses(new)
-}
-
 /// The IP families of the Service; IPv4 by default.
 fn families(spec: &ServiceSpec) -> Vec<bool> {
     let families = spec.ip_families.as_deref().unwrap_or_default();
@@ -218,46 +209,18 @@ fn families(spec: &ServiceSpec) -> Vec<bool> {
 }
 
 /// The nodes that accept traffic for the Service.
-fn candidates<'a>(spec: &ServiceSpec, view: &View<'a>) -> Vec<&'a Node> {
+fn candidates<'a>(spec: &ServiceSpec, view: &View<'a>) -> Vec<&'a Target> {
     let is_local = spec.external_traffic_policy.as_deref() == Some("Local");
-    let serves = |node: &&Node| {
-        let name = node.metadata.name.as_deref().unwrap_or_default();
-        takes_traffic(node) && (!is_local || view.with_endpoints.contains(name))
-    };
-    let nodes = view.nodes.iter().map(AsRef::as_ref);
-    nodes.filter(serves).collect()
+    let serves = |node: &&Target| !is_local || view.with_endpoints.contains(&node.name);
+    view.nodes.iter().filter(serves).collect()
 }
 
-fn takes_traffic(node: &Node) -> bool {
-    let is_ready = placement::is_ready(node);
-    let labels = node.metadata.labels.as_ref();
-    let is_excluded = labels.is_some_and(|labels| labels.contains_key(EXCLUDED));
-    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
-    let is_leaving = taints
-        .into_iter()
-        .flatten()
-        .any(|taint| taint.key == LEAVING);
-    is_ready && !is_excluded && !is_leaving && node.metadata.deletion_timestamp.is_none()
-}
-
-/// A node's external addresses, or its internal ones if it has none.
-fn node_addresses(node: &Node, v4: bool) -> Vec<IpAddr> {
-    let status = node.status.as_ref();
-    let all = status.and_then(|status| status.addresses.as_ref());
-    let of_type = |wanted: &str| -> Vec<IpAddr> {
-        let all = all.into_iter().flatten();
-        let all = all.filter(|address| address.type_ == wanted);
-        let parsed = all.filter_map(|address| address.address.parse().ok());
-        parsed.filter(|ip: &IpAddr| ip.is_ipv4() == v4).collect()
-    };
-    let external = of_type("ExternalIP");
-    match external.is_empty() {
-        true => of_type("InternalIP"),
-        false => external,
-    }
-}
-
-fn from_nodes(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &View<'_>) -> Decision {
+fn from_nodes(
+    service: &Service,
+    spec: &ServiceSpec,
+    nodes: &[&Target],
+    view: &View<'_>,
+) -> Decision {
     if let Some(problem) = view.claims.refusal(service) {
         return Decision {
             problem: Some(problem.clone()),
@@ -267,7 +230,8 @@ fn from_nodes(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &Vie
     }
     let mut all = Vec::new();
     for v4 in families(spec) {
-        let addresses = nodes.iter().flat_map(|node| node_addresses(node, v4));
+        let addresses = nodes.iter().flat_map(|node| &node.addresses);
+        let addresses = addresses.filter(|ip| ip.is_ipv4() == v4).copied();
         let addresses: BTreeSet<IpAddr> = addresses.collect();
         all.extend(addresses.into_iter().take(MOST_NODES));
     }
@@ -277,7 +241,12 @@ fn from_nodes(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &Vie
     }
 }
 
-fn from_pool(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &View<'_>) -> Decision {
+fn from_pool(
+    service: &Service,
+    spec: &ServiceSpec,
+    nodes: &[&Target],
+    view: &View<'_>,
+) -> Decision {
     let is_taken = |ip: &IpAddr| view.claims.is_taken(*ip, service);
     let wish = spec.load_balancer_ip.as_deref().filter(|ip| !ip.is_empty());
     let wish = wish.map(|ip| ip.parse::<IpAddr>());
@@ -317,11 +286,11 @@ fn from_pool(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &View
 
 /// The current announcer while it can; otherwise the node with the highest hash of its name and the
 /// Service's, which spreads Services over nodes.
-fn choose_announcer(service: &Service, nodes: &[&Node]) -> Option<String> {
+fn choose_announcer(service: &Service, nodes: &[&Target]) -> Option<String> {
     let names: BTreeMap<(String, &str), &str> = nodes
         .iter()
-        .filter_map(|node| node.metadata.name.as_deref())
         .map(|node| {
+            let node = node.name.as_str();
             let meta = &service.metadata;
             let word = format!("{node}/{:?}/{:?}", meta.namespace, meta.name);
             ((short_hash(word.as_bytes(), None), node), node)
@@ -334,9 +303,15 @@ fn choose_announcer(service: &Service, nodes: &[&Node]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::api::core::v1::Node;
     use serde_json::{Value, json};
 
-    use super::*;
+    use super::{
+        super::nodes::{self, EXCLUDED, LEAVING},
+        *,
+    };
 
     fn service(name: &str, patch: Value) -> Arc<Service> {
         let mut object = json!({
@@ -395,9 +370,14 @@ mod tests {
         }
 
         fn decide(&self, index: usize) -> Decision {
+            let keys: Vec<String> = self
+                .nodes
+                .iter()
+                .flat_map(|node| nodes::traffic(node))
+                .collect();
             let view = View {
                 claims: &Claims::new(&self.services, &BTreeSet::from([22, 6443])),
-                nodes: &self.nodes,
+                nodes: &nodes::targets(&keys),
                 with_endpoints: &self.with_endpoints,
                 pool: &self.pool,
             };

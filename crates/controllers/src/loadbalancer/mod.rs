@@ -4,6 +4,7 @@
 
 mod claims;
 mod decide;
+mod nodes;
 mod pool;
 mod ports;
 
@@ -24,11 +25,13 @@ use serde_json::{Value, json};
 
 use crate::{
     endpointslice::view::SERVICE_NAME,
-    shared::{LOAD_BALANCER, SERVICE, Shared, TYPE},
+    shared::{LOAD_BALANCER, SERVICE, Shared, TRAFFIC, TYPE},
 };
 use claims::Claims;
 pub use decide::{ANNOUNCER, CLASS, FROM_POOL};
 use decide::{Decision, FINALIZER, View, decide};
+use nodes::Target;
+pub(crate) use nodes::traffic;
 pub use pool::Pool;
 
 /// The name in [`crate::ALL`].
@@ -54,6 +57,8 @@ struct Balancers {
     shared: Arc<Shared>,
     /// The claims of all Services, and the generation of the Services that they are from.
     claims: Mutex<Option<(u64, Arc<Claims>)>>,
+    /// The nodes that accept traffic, and the generation of the Nodes that they are from.
+    targets: Mutex<Option<(u64, Arc<Vec<Target>>)>>,
     /// Services that may lack an address or a port. Only these are reconciled when one becomes free.
     waiting: Mutex<BTreeSet<Key>>,
 }
@@ -69,6 +74,7 @@ pub fn start(shared: &Arc<Shared>) {
         settings: shared.config.load_balancer.clone(),
         shared: shared.clone(),
         claims: Mutex::default(),
+        targets: Mutex::default(),
         waiting: Mutex::default(),
     });
     let (by_service, by_node, by_slice) =
@@ -81,7 +87,7 @@ pub fn start(shared: &Arc<Shared>) {
         })
         .watches_with(&controller.nodes, move |event| {
             let changed = match event {
-                Event::Modified { old, new } => decide::takes_traffic_differently(old, new),
+                Event::Modified { old, new } => traffic(old) != traffic(new),
                 Event::Added(_) | Event::Deleted(_) => true,
             };
             if changed { by_node.keys() } else { Vec::new() }
@@ -156,6 +162,20 @@ impl Balancers {
         ours.map(|service| Key::from_object(&**service)).collect()
     }
 
+    /// All nodes that accept traffic now.
+    fn targets(&self) -> Arc<Vec<Target>> {
+        let generation = self.nodes.generation();
+        let mut known = self.targets.lock();
+        if let Some((of, targets)) = known.as_ref()
+            && *of == generation
+        {
+            return targets.clone();
+        }
+        let targets = Arc::new(nodes::targets(&self.nodes.index_keys(TRAFFIC)));
+        *known = Some((generation, targets.clone()));
+        targets
+    }
+
     /// What all Services have and want now.
     fn claims(&self) -> Arc<Claims> {
         let generation = self.services.generation();
@@ -175,7 +195,7 @@ impl Balancers {
         let own = format!("{}/{}", key.namespace, key.name);
         let view = View {
             claims: &self.claims(),
-            nodes: &self.nodes.list(),
+            nodes: &self.targets(),
             with_endpoints: &nodes_of(&self.slices.by_index(SERVICE, &own)),
             pool: &self.settings.pool,
         };
