@@ -3,7 +3,7 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::{SocketAddr, TcpStream, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -149,6 +149,10 @@ spec:
         image: mainstay.local/hello
         readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}
         lifecycle: {preStop: {sleep: {seconds: 60}}}
+      - name: echo
+        image: mainstay.local/hello
+        args: [echo, udp, "7007"]
+        lifecycle: {preStop: {sleep: {seconds: 60}}}
 ---
 apiVersion: v1
 kind: Service
@@ -157,7 +161,9 @@ spec:
   type: LoadBalancer
   externalTrafficPolicy: Local
   selector: {app: web}
-  ports: [{port: 80, targetPort: 8080}]
+  ports:
+  - {name: http, port: 80, targetPort: 8080}
+  - {name: echo, protocol: UDP, port: 7, targetPort: 7007}
 "#;
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
@@ -184,6 +190,22 @@ fn ask(mut stream: &TcpStream) -> io::Result<String> {
     }
 }
 
+/// A datagram of a conversation that goes on over a socket, and its echo.
+fn echoes(conversation: &UdpSocket, word: &str) -> Result<(), String> {
+    let mut echo = [0; 64];
+    let mut exchange = || {
+        conversation.send(word.as_bytes())?;
+        loop {
+            // Echoes of earlier words may be late.
+            let length = conversation.recv(&mut echo)?;
+            if echo[..length] == *word.as_bytes() {
+                return Ok(());
+            }
+        }
+    };
+    exchange().map_err(|error: io::Error| error.to_string())
+}
+
 /// Sends one request after the other, each over its own connection, until it is stopped: the number of answers, and the
 /// failures other than resets.
 fn ask_steadily(address: SocketAddr, stop: &AtomicBool) -> (usize, Vec<String>) {
@@ -197,6 +219,12 @@ fn ask_steadily(address: SocketAddr, stop: &AtomicBool) -> (usize, Vec<String>) 
         }
     }
     (answered, failed)
+}
+
+fn pods_of(cluster: &Cluster) -> Vec<String> {
+    let pods = cluster.get(&["pods", "-l", "app=web"]);
+    let pods = pods["items"].as_array().into_iter().flatten();
+    pods.map(e2e::name).collect()
 }
 
 #[test]
@@ -221,6 +249,15 @@ fn no_new_connection_is_refused_when_a_rollout_moves_the_address() {
         asked.map_err(|error| error.to_string())
     };
     eventually("an answer", ask_anew);
+    let datagrams = SocketAddr::new(address.ip(), 7);
+    let conversation = client.thread(move || {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.connect(datagrams)?;
+        socket.set_read_timeout(Some(Duration::from_secs(1)))?;
+        Ok::<_, io::Error>(socket)
+    });
+    let conversation = conversation.join().expect("no panic").expect("a socket");
+    eventually("an echo", || echoes(&conversation, "first"));
     let stop = Arc::new(AtomicBool::new(false));
     let steady: Vec<_> = (0..2)
         .map(|_| {
@@ -245,7 +282,21 @@ fn no_new_connection_is_refused_when_a_rollout_moves_the_address() {
                 _ => Err(format!("{old} answers")),
             },
         );
+        eventually("the conversation to go on", || echoes(&conversation, node));
     }
+    // Also when the pods are gone that it was with before.
+    let running = ask_anew().expect("an answer");
+    for pod in pods_of(&cluster) {
+        if pod != running.trim() {
+            let delete = ["delete", "pod", &pod, "--force", "--grace-period=0"];
+            cluster.kubectl(&delete).success();
+        }
+    }
+    eventually("one pod", || match &pods_of(&cluster)[..] {
+        [_] => Ok(()),
+        more => Err(more.join(" ")),
+    });
+    eventually("an echo of the last pod", || echoes(&conversation, "last"));
     stop.store(true, Ordering::Relaxed);
     for thread in steady {
         let (answered, failed) = thread.join().expect("no panic");
