@@ -9,12 +9,12 @@ use std::{
 };
 
 use bytes::Bytes;
-use http_body::Frame;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use machinery::Status;
-use request::{Answer, Body, BodyError, RequestBody};
+use request::{Answer, Body, BodyError, NextFrame, RequestBody};
 use rustls::pki_types::{CertificateDer, ServerName};
+use stdx::os_error;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -45,7 +45,7 @@ impl Backends {
             Ok(Err(error)) => {
                 return Err(format!(
                     "dial tcp {place}: connect: {}",
-                    describe_error(&error)
+                    os_error::describe(&error)
                 ));
             }
             Err(_) => return Err(format!("dial tcp {place}: i/o timeout")),
@@ -90,17 +90,6 @@ fn is_of_node(chain: Option<&[CertificateDer<'_>]>, node: &str) -> bool {
         let name = name.and_then(|name| name.as_str().ok());
         name.and_then(|name| name.strip_prefix("system:node:")) == Some(node)
     })
-}
-
-/// An OS error's text without its number.
-fn describe_error(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    let text = text.split(" (os error").next().unwrap_or_default();
-    let mut letters = text.chars();
-    match letters.next() {
-        Some(first) => first.to_lowercase().chain(letters).collect(),
-        None => String::new(),
-    }
 }
 
 /// Sends one request; polling the response's body drives the connection.
@@ -155,10 +144,7 @@ impl http_body::Body for Driven {
     type Data = Bytes;
     type Error = BodyError;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<NextFrame> {
         if let Some(connection) = &mut self.connection
             && connection.as_mut().poll(context).is_ready()
         {

@@ -18,11 +18,11 @@ use std::{
 
 use bytes::Bytes;
 use futures::{future::BoxFuture, task::AtomicWaker};
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::{Body as _, SizeHint};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
-use request::BodyError;
+use request::{BodyError, NextFrame};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 
@@ -164,10 +164,7 @@ impl http_body::Body for Unread {
     type Data = Bytes;
     type Error = BodyError;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<NextFrame> {
         let Some(body) = &mut self.body else {
             return Poll::Ready(None);
         };

@@ -196,11 +196,7 @@ fn without_number(error: &str) -> String {
     let Some((text, _)) = error.split_once(" (os error ") else {
         return error.to_owned();
     };
-    let mut letters = text.chars();
-    match letters.next() {
-        Some(first) => first.to_lowercase().chain(letters).collect(),
-        None => String::new(),
-    }
+    stdx::os_error::uncapitalized(text)
 }
 
 /// A usage error.

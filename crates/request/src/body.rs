@@ -14,6 +14,9 @@ use prometheus_client::metrics::histogram::Histogram;
 /// The error of a streamed body.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
+/// What a poll of a body gives.
+pub type NextFrame = Option<Result<Frame<Bytes>, BodyError>>;
+
 /// The body of a request.
 pub type RequestBody = UnsyncBoxBody<Bytes, BodyError>;
 
@@ -120,10 +123,7 @@ impl http_body::Body for Body {
     type Data = Bytes;
     type Error = BodyError;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<NextFrame> {
         let next = match &mut self.inner {
             Inner::Whole(bytes) => Poll::Ready(bytes.take().map(Ok)),
             Inner::Stream(stream) => stream.poll_next_unpin(context),

@@ -16,7 +16,7 @@ pub mod yaml;
 pub mod zpages;
 
 pub use audit_trail::AuditTrail;
-pub use body::{Body, BodyError, Pace, RequestBody};
+pub use body::{Body, BodyError, NextFrame, Pace, RequestBody};
 pub use client::Client;
 pub use query::Query;
 pub use request_info::{RequestInfo, ResourceRequest};

@@ -1,6 +1,6 @@
 //! Small extensions of the standard library: a clock that tests can control, backoff with jitter,
 //! bounded blocking work, a resolver for a static binary, disk usage, metrics as text, percent-encoding,
-//! and this program's version. Nothing here knows Kubernetes' objects.
+//! the texts of OS errors, and this program's version. Nothing here knows Kubernetes' objects.
 
 #![forbid(unsafe_code)]
 
@@ -9,6 +9,7 @@ pub mod blocking;
 pub mod clock;
 pub mod disk_usage;
 pub mod exposition;
+pub mod os_error;
 pub mod percent;
 pub mod resolve;
 pub mod tree_usage;

@@ -16,6 +16,7 @@ use hyper_util::{
     rt::TokioIo,
 };
 use rustls::{ClientConfig, pki_types::ServerName};
+use stdx::os_error;
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
@@ -71,7 +72,7 @@ impl Connector {
         let stream = match tokio::time::timeout(DIAL, TcpStream::connect(place)).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => {
-                let why = os_words(&error);
+                let why = os_error::describe(&error);
                 return Err(ConnectFailure(format!("dial tcp {place}: connect: {why}")));
             }
             Err(_) => return Err(ConnectFailure(format!("dial tcp {place}: i/o timeout"))),
@@ -102,17 +103,6 @@ async fn address_of(host: &str) -> Result<IpAddr, String> {
         Some(address) => Ok(*address),
         None if host == "localhost" => Ok(Ipv4Addr::LOCALHOST.into()),
         None => Err(format!("dial tcp: lookup {host}: no such host")),
-    }
-}
-
-/// An OS error's text without its number.
-fn os_words(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    let text = text.split(" (os error").next().unwrap_or_default();
-    let mut letters = text.chars();
-    match letters.next() {
-        Some(first) => first.to_lowercase().chain(letters).collect(),
-        None => String::new(),
     }
 }
 

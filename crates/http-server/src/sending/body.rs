@@ -8,12 +8,12 @@ use std::{
 
 use bytes::Bytes;
 use http::Response;
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::{Body as _, SizeHint};
 use machinery::Status;
 use tokio::time::{Instant, Sleep};
 
 use super::{Budget, Flight};
-use request::{Body, BodyError, Pace, respond};
+use request::{Body, BodyError, NextFrame, Pace, respond};
 
 /// Unsent bytes of a response above which no further piece is produced.
 const WINDOW: usize = 64 * 1024;
@@ -101,13 +101,11 @@ impl Paced {
     }
 }
 
-type Next = Option<Result<Frame<Bytes>, BodyError>>;
-
 impl http_body::Body for Paced {
     type Data = Bytes;
     type Error = BodyError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Next> {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<NextFrame> {
         let this = &mut *self;
         let Some(flight) = this.flight.clone() else {
             return Pin::new(&mut this.body).poll_frame(context);
