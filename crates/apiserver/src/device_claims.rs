@@ -65,7 +65,7 @@ async fn check_binding(write: &Write, status: &Value, was: &Value, errors: &mut 
     {
         return;
     }
-    if let Err(why) = may(write, write.verb, "binding", "", "").await {
+    if let Err(why) = check_permission(write, write.verb, "binding", "", "").await {
         let verb = write.verb;
         let detail = format!(
             "changing status.allocation or status.reservedFor requires resource=\"resourceclaims/binding\", verb=\"{verb}\" permission: {why}"
@@ -89,7 +89,7 @@ async fn check_drivers(write: &Write, status: &Value, was: &Value, errors: &mut 
         let mut refused = None;
         let mut allowed = false;
         for verb in &verbs {
-            match may(write, verb, "driver", &write.namespace, driver).await {
+            match check_permission(write, verb, "driver", &write.namespace, driver).await {
                 Ok(()) => {
                     allowed = true;
                     break;
@@ -147,7 +147,7 @@ fn runs_on(user: &User, node: Option<&str>) -> bool {
         && matches!((node, names), (Some(node), Some([name])) if node == name)
 }
 
-async fn may(
+async fn check_permission(
     write: &Write,
     verb: &str,
     subresource: &str,

@@ -61,9 +61,9 @@ pub(crate) async fn allow(write: &Write) -> Result<Allowed, Status> {
         });
     }
     let now = meta::time(write.path.clock.now());
-    let taking = of_budget(write, budgets, &name);
-    let take = |budget: &Object| take(budget, &write.name, &now);
-    write::update(&taking, &take).await?;
+    let taking = budget_write(write, budgets, &name);
+    let change = |budget: &Object| with_disruption(budget, &write.name, &now);
+    write::update(&taking, &change).await?;
     Ok(Allowed {
         budget: Some(name),
         revision: None,
@@ -83,7 +83,7 @@ async fn only_budget(write: &Write, pod: &Object) -> Result<Option<Arc<Stored>>,
 }
 
 /// A write of a budget's status by the server itself.
-fn of_budget(write: &Write, budgets: Arc<Resource>, name: &str) -> Write {
+fn budget_write(write: &Write, budgets: Arc<Resource>, name: &str) -> Write {
     Write {
         user: write.user.clone(),
         fence: write.fence.clone(),
@@ -137,7 +137,7 @@ fn refuse(why: String, retry_after: u32) -> Status {
 }
 
 /// The budget with one disruption less.
-fn take(budget: &Object, pod: &str, now: &str) -> Result<Object, Status> {
+fn with_disruption(budget: &Object, pod: &str, now: &str) -> Result<Object, Status> {
     let name = meta::text(budget, "name");
     let status = get(budget, "status");
     let generation = meta::number(budget, "generation").unwrap_or(0);
@@ -234,7 +234,7 @@ mod tests {
     fn the_last_allowed_disruption_is_granted_once() {
         let budget = object(json!({"metadata": {"name": "b"}, "status": {
             "disruptionsAllowed": 1, "currentHealthy": 3, "desiredHealthy": 2}}));
-        let taken = take(&budget, "p1", "now").unwrap();
+        let taken = with_disruption(&budget, "p1", "now").unwrap();
         assert_eq!(taken["status"]["disruptionsAllowed"], 0);
         assert_eq!(taken["status"]["disruptedPods"]["p1"], "now");
         assert_eq!(
@@ -242,7 +242,7 @@ mod tests {
             "InsufficientPods"
         );
         assert_eq!(
-            cause(take(&taken, "p2", "now").unwrap_err()),
+            cause(with_disruption(&taken, "p2", "now").unwrap_err()),
             (
                 429,
                 "The disruption budget b does not allow evicting pods currently".to_owned()
@@ -255,7 +255,7 @@ mod tests {
         let reported = |generation: i64, status: Value| {
             let budget =
                 json!({"metadata": {"name": "b", "generation": generation}, "status": status});
-            cause(take(&object(budget), "p", "now").unwrap_err())
+            cause(with_disruption(&object(budget), "p", "now").unwrap_err())
         };
         assert_eq!(
             reported(1, json!({"disruptionsAllowed": 1})),

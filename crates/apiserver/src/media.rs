@@ -288,7 +288,7 @@ pub(crate) fn as_object(headers: &HeaderMap, protobuf: bool) -> Result<(), Statu
 mod tests {
     use super::*;
 
-    fn ask(accept: &str) -> Option<(ResponseShape, Encoding)> {
+    fn negotiated(accept: &str) -> Option<(ResponseShape, Encoding)> {
         let mut headers = HeaderMap::new();
         headers.insert(header::ACCEPT, accept.parse().unwrap());
         wanted(&headers, false, false)
@@ -299,36 +299,51 @@ mod tests {
     #[test]
     fn the_first_alternative_that_can_be_served_wins() {
         let table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
-        assert_eq!(ask(table), Some((ResponseShape::Table, Encoding::Json)));
+        assert_eq!(
+            negotiated(table),
+            Some((ResponseShape::Table, Encoding::Json))
+        );
         let typed = "application/vnd.kubernetes.protobuf,application/json";
-        assert_eq!(ask(typed), Some((ResponseShape::Object, Encoding::Json)));
+        assert_eq!(
+            negotiated(typed),
+            Some((ResponseShape::Object, Encoding::Json))
+        );
         let partial = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
         assert_eq!(
-            ask(partial),
+            negotiated(partial),
             Some((ResponseShape::Metadata { of_list: true }, Encoding::Json))
         );
         assert_eq!(
-            ask("application/json;as=Table;v=v9;g=meta.k8s.io,application/json"),
+            negotiated("application/json;as=Table;v=v9;g=meta.k8s.io,application/json"),
             Some((ResponseShape::Object, Encoding::Json))
         );
-        assert_eq!(ask("*/*"), Some((ResponseShape::Object, Encoding::Json)));
-        assert_eq!(ask("text/html"), None);
+        assert_eq!(
+            negotiated("*/*"),
+            Some((ResponseShape::Object, Encoding::Json))
+        );
+        assert_eq!(negotiated("text/html"), None);
         let weighed = "application/json;q=0.5, application/yaml;q=0.8, */*;q=0.8";
-        assert_eq!(ask(weighed), Some((ResponseShape::Object, Encoding::Yaml)));
+        assert_eq!(
+            negotiated(weighed),
+            Some((ResponseShape::Object, Encoding::Yaml))
+        );
         let browser = "text/html,application/xml;q=0.9,*/*;q=0.8";
-        assert_eq!(ask(browser), Some((ResponseShape::Object, Encoding::Json)));
+        assert_eq!(
+            negotiated(browser),
+            Some((ResponseShape::Object, Encoding::Json))
+        );
         assert_eq!(
             wanted(&HeaderMap::new(), false, false).unwrap(),
             NegotiatedForm::default()
         );
         let message = "application/vnd.kubernetes.protobuf;g=meta.k8s.io;v=v1;as=";
         assert_eq!(
-            ask(&format!("{message}PartialObjectMetadata")),
+            negotiated(&format!("{message}PartialObjectMetadata")),
             Some((
                 ResponseShape::Metadata { of_list: false },
                 Encoding::Protobuf
             ))
         );
-        assert_eq!(ask(&format!("{message}Table")), None);
+        assert_eq!(negotiated(&format!("{message}Table")), None);
     }
 }

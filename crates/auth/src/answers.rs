@@ -40,7 +40,7 @@ impl<T: Clone> Answers<T> {
         (*end > now).then(|| answer.clone())
     }
 
-    pub(crate) fn keep(&self, question: &str, answer: T, now: Instant, time: Duration) {
+    pub(crate) fn insert(&self, question: &str, answer: T, now: Instant, time: Duration) {
         if time.is_zero() {
             return;
         }
@@ -63,13 +63,13 @@ mod tests {
     fn answers_end_and_are_bounded() {
         let (answers, now) = (Answers::new(), Instant::now());
         let second = Duration::from_secs(1);
-        answers.keep("a", 1, now, second);
-        answers.keep("b", 2, now, Duration::ZERO);
+        answers.insert("a", 1, now, second);
+        answers.insert("b", 2, now, Duration::ZERO);
         assert_eq!(answers.get("a", now), Some(1));
         assert_eq!(answers.get("a", now + second), None);
         assert_eq!(answers.get("b", now), None);
         for i in 0..MAX_RESPONSES + 10 {
-            answers.keep(&format!("q{i}"), 3, now, second);
+            answers.insert(&format!("q{i}"), 3, now, second);
         }
         assert!(answers.kept.lock().len() <= MAX_RESPONSES);
     }

@@ -39,7 +39,7 @@ impl Demand {
     }
 
     /// Records the current demand.
-    pub(super) fn note(&mut self, seats: usize, now: Instant) {
+    pub(super) fn record(&mut self, seats: usize, now: Instant) {
         self.pass(now);
         self.seats = seats;
         self.most = self.most.max(seats);
@@ -97,8 +97,8 @@ mod tests {
         let begun = Instant::now();
         let at = |seconds: u64| begun + Duration::from_secs(seconds);
         let mut demand = Demand::new(begun);
-        demand.note(4, at(0));
-        demand.note(0, at(5));
+        demand.record(4, at(0));
+        demand.record(0, at(5));
         let first = demand.take(at(10), &DemandStats::default());
         assert_eq!((first.most, first.average, first.deviation), (4, 2.0, 2.0));
         assert_eq!(first.smoothed, 4.0);
@@ -111,8 +111,8 @@ mod tests {
     fn samples_out_of_order_do_not_change_the_past() {
         let begun = Instant::now();
         let mut demand = Demand::new(begun);
-        demand.note(2, begun + Duration::from_secs(2));
-        demand.note(1, begun + Duration::from_secs(1));
+        demand.record(2, begun + Duration::from_secs(2));
+        demand.record(1, begun + Duration::from_secs(1));
         let seen = demand.take(begun + Duration::from_secs(4), &DemandStats::default());
         assert_eq!((seen.most, seen.average), (2, 0.5));
     }

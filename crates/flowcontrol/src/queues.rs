@@ -293,7 +293,7 @@ impl<T> Queues<T> {
     }
 
     fn note_demand(&mut self, now: Instant) {
-        self.demand.note(self.in_use + self.seats_waiting, now);
+        self.demand.record(self.in_use + self.seats_waiting, now);
     }
 
     /// Whether a request waits and a seat is free.

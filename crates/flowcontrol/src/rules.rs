@@ -75,7 +75,7 @@ impl Rule {
         match &info.resource {
             Some(_) if self.resources.is_empty() => false,
             None if self.paths.is_empty() => false,
-            _ if !self.subjects.iter().any(|one| one.is(user)) => false,
+            _ if !self.subjects.iter().any(|one| one.includes(user)) => false,
             Some(what) => self
                 .resources
                 .iter()
@@ -112,7 +112,7 @@ impl Subject {
         })
     }
 
-    fn is(&self, user: &User) -> bool {
+    fn includes(&self, user: &User) -> bool {
         match self {
             Self::Anybody => true,
             Self::User(name) => user.name == *name,

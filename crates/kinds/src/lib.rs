@@ -46,7 +46,7 @@ use std::{borrow::Cow, collections::BTreeMap, sync::LazyLock};
 
 pub use builtin::{Builtin, Kind};
 pub use printing::columns;
-pub use server_side::{Expressions, Parameters, ServerSide, VisitSelectors};
+pub use server_side::{Answers, Expressions, Orphans, Parameters, ServerSide, VisitSelectors};
 pub use validation::{address, check, metadata};
 pub use value::{equal::equal_fields, tree};
 

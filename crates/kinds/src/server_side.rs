@@ -7,7 +7,7 @@ use machinery::{
     field::{Path, PathBuf},
 };
 
-use crate::Subresource;
+use crate::{Subresource, reviews::access::About};
 
 /// Calls a function for every list of device selectors in an object.
 pub type VisitSelectors = fn(&Object, Option<&Object>, &mut dyn FnMut(&Path<'_>, &Value));
@@ -28,6 +28,12 @@ pub struct ServerSide {
     pub admin_access: fn(&Object, Option<&Object>, Subresource<'_>) -> Option<PathBuf>,
     /// Whether writers of the status need permissions of their own for allocations and devices.
     pub guards_devices: bool,
+    /// How requests for a kind without stored objects are answered.
+    pub answers: Answers,
+    /// Whether an object is a namespace: its path states its name as the namespace, too.
+    pub is_namespace: bool,
+    /// Which dependents a delete without a propagation policy leaves behind.
+    pub orphans: Orphans,
     /// Upstream's storage key as error messages show it; empty: the plural.
     pub upstream_key: &'static str,
 }
@@ -43,6 +49,38 @@ pub enum Expressions {
     ValidatingPolicy,
     /// Match conditions of webhooks.
     Webhooks,
+}
+
+/// How requests for a kind without stored objects are answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answers {
+    /// Lists are empty, and no object is found.
+    Nothing,
+    /// Creating one assigns a pod to a node.
+    Binding,
+    /// The health of the control plane's components.
+    ComponentHealth,
+    /// The usage of the nodes or pods of the same name.
+    Usage,
+    /// Whether a user may perform a request.
+    Access(About),
+    /// What the requesting user may do in a namespace.
+    Rules,
+    /// The requesting user.
+    Requester,
+    /// The user of a token.
+    Token,
+}
+
+/// Which dependents a delete without a propagation policy leaves behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Orphans {
+    /// The garbage collector deletes them.
+    None,
+    /// They stay.
+    All,
+    /// They stay, and the client is warned.
+    AllWithWarning(&'static str),
 }
 
 /// Which parameters of admission policies an object gives access to.
@@ -67,6 +105,9 @@ impl ServerSide {
         defines_kind: false,
         admin_access: |_, _, _| None,
         guards_devices: false,
+        answers: Answers::Nothing,
+        is_namespace: false,
+        orphans: Orphans::None,
         upstream_key: "",
     };
 }

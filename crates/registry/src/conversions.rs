@@ -40,7 +40,7 @@ struct State {
 }
 
 impl State {
-    fn keep(&mut self, stored: &Arc<Stored>, made: &Arc<Stored>) {
+    fn insert(&mut self, stored: &Arc<Stored>, made: &Arc<Stored>) {
         let both = (stored.clone(), made.clone());
         if self.kept.insert(address(stored), both).is_some() {
             return;
@@ -153,7 +153,7 @@ impl Call<'_> {
             let pairs = self.objects.iter().zip(made);
             let all = pairs.map(|(stored, made)| {
                 if stored.known_form(form).is_none() {
-                    state.keep(stored, &made);
+                    state.insert(stored, &made);
                 }
                 (address(stored), made)
             });

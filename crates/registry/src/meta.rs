@@ -125,7 +125,7 @@ pub fn forget_system(object: &mut Object) {
 }
 
 /// Removes the fields of a new object that clients cannot set.
-pub fn begin(object: &mut Object) {
+pub fn reset_for_create(object: &mut Object) {
     forget_system(object);
     of_mut(object).shift_remove("resourceVersion");
 }
@@ -177,7 +177,7 @@ pub fn check_name(object: &Object, name: &str) -> Result<(), Status> {
 }
 
 /// Restores immutable metadata on update.
-pub fn keep(object: &mut Object, old: &Object) {
+pub fn keep_immutable(object: &mut Object, old: &Object) {
     if text(object, "uid").is_empty() {
         set(object, "uid", text(old, "uid"));
     }
@@ -259,7 +259,7 @@ mod tests {
         let mut new = object(machinery::json::json!({"metadata": {
             "name": "a", "uid": "mine", "deletionTimestamp": "2020-01-01T00:00:00Z",
             "resourceVersion": "4"}}));
-        begin(&mut new);
+        reset_for_create(&mut new);
         assert_eq!(text(&new, "uid"), "", "mutating admission sees no UID");
         set(&mut new, "uid", "of a webhook");
         identify(&mut new, Timestamp::UNIX_EPOCH);

@@ -43,11 +43,14 @@ pub(crate) fn mark(definition: &mut Object, now: &str) {
 }
 
 /// Sets the condition that the deletion of objects has begun.
-pub(super) async fn begin(context: &DefinitionContext, definition: &Value) -> Result<(), Status> {
+pub(super) async fn mark_in_progress(
+    context: &DefinitionContext,
+    definition: &Value,
+) -> Result<(), Status> {
     let message = "CustomResource deletion is in progress";
     let reason = "InstanceDeletionInProgress";
     let begun = condition("Terminating", true, reason, message);
-    set(context, &name(definition), begun, false).await
+    write_condition(context, &name(definition), begun, false).await
 }
 
 /// Deletes the objects of a definition, then removes its finalizer; retries until done.
@@ -108,7 +111,7 @@ async fn try_empty(context: &DefinitionContext, definition: &Value) -> Result<bo
         let message = "resource was never established";
         condition("Terminating", false, "NeverEstablished", message)
     };
-    match set(context, &name, ended, true).await {
+    match write_condition(context, &name, ended, true).await {
         Err(status) if status.code == 404 => Ok(true),
         written => written.map(|()| true),
     }
@@ -123,7 +126,7 @@ fn is_cleaned_up(stored: &Object, definition: &Value) -> bool {
 }
 
 /// Writes one condition of a definition; `release` also removes the finalizer.
-async fn set(
+async fn write_condition(
     context: &DefinitionContext,
     name: &str,
     condition: Value,

@@ -138,13 +138,13 @@ pub(crate) async fn follow(context: DefinitionContext, mut definitions: Definiti
                     let mut batch = DefinitionBatch::default();
                     let mut next = Some(item);
                     while let Some(item) = next {
-                        batch.take(item);
+                        batch.add(item);
                         next = match batch.changes < BATCH {
                             true => events.next().now_or_never().flatten().and_then(Result::ok),
                             false => None,
                         };
                     }
-                    definitions.take(&context, batch).await;
+                    definitions.apply(&context, batch).await;
                 }
             }
             Ok(None) => return,
@@ -174,7 +174,7 @@ struct DefinitionChange {
 }
 
 impl DefinitionBatch {
-    fn take(&mut self, item: WatchItem<Stored>) {
+    fn add(&mut self, item: WatchItem<Stored>) {
         match item {
             WatchItem::Progress(revision) => self.revision = revision,
             WatchItem::Events { revision, events } => {
@@ -211,7 +211,7 @@ enum FollowUp {
 }
 
 impl Definitions {
-    async fn take(&mut self, context: &DefinitionContext, batch: DefinitionBatch) {
+    async fn apply(&mut self, context: &DefinitionContext, batch: DefinitionBatch) {
         let mut freed = BTreeSet::new();
         let mut current = Vec::new();
         for DefinitionChange { now, before } in batch.changed.into_values() {
@@ -378,7 +378,10 @@ async fn carry_out(context: &DefinitionContext, step: FollowUp) -> Option<String
         }
         FollowUp::BeginDeletion(definition) => {
             // The status change returns here as a watch event.
-            if deletion::begin(context, &definition).await.is_err() {
+            if deletion::mark_in_progress(context, &definition)
+                .await
+                .is_err()
+            {
                 deletion::spawn_empty(context, definition);
             }
         }

@@ -51,7 +51,7 @@ pub(crate) fn trace_to_backend(
 
 /// Forwards a request.
 pub(super) async fn serve(streams: &Streams, request: Request, backend: Arc<Backend>) -> Answer {
-    match pass_on(streams, request, &backend).await {
+    match forward_or_refuse(streams, request, &backend).await {
         Ok(answer) => Ok(answer),
         Err(Refusal::Text(code, why)) => Ok(text(code, &why)),
         Err(Refusal::Status(status)) => Err(*status),
@@ -76,7 +76,7 @@ fn internal(why: impl Into<String>) -> Refusal {
     Refusal::Text(StatusCode::INTERNAL_SERVER_ERROR, why.into())
 }
 
-async fn pass_on(
+async fn forward_or_refuse(
     streams: &Streams,
     request: Request,
     backend: &Backend,
@@ -142,11 +142,11 @@ async fn forward(
             Err(_) => Err("context deadline exceeded".to_owned()),
         },
     };
-    sent.map(answer).map_err(|why| unreached(&why))
+    sent.map(forwarded_response).map_err(|why| unreached(&why))
 }
 
 /// A backend's response as forwarded to the client.
-fn answer(response: Response<Incoming>) -> Response<Body> {
+fn forwarded_response(response: Response<Incoming>) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
     if parts.status.is_redirection() && parts.headers.contains_key(header::LOCATION) {
         let why = "the backend attempted to redirect this request, which is not permitted";

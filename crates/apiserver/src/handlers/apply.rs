@@ -31,7 +31,7 @@ pub(crate) async fn serve(
     resource: Arc<Resource>,
     output: Output,
 ) -> Answer {
-    let (config, options) = Configuration::take(&request).await?;
+    let (config, options) = Configuration::from_request(&request).await?;
     let mut write = objects::requested_write(writes, &request, &resource, &options);
     write.tracked = true;
     let now = meta::time(writes.clock.now());
@@ -71,8 +71,8 @@ pub(super) struct Configuration {
 
 impl Configuration {
     /// Reads the body and the options.
-    pub(super) async fn take(request: &Request) -> Result<(Self, WriteOptions), Status> {
-        let bytes = body::take(request).await?;
+    pub(super) async fn from_request(request: &Request) -> Result<(Self, WriteOptions), Status> {
+        let bytes = body::read(request).await?;
         let options = WriteOptions::parse(request, Verb::Apply)?;
         let config = Self {
             bytes,

@@ -127,7 +127,7 @@ pub(crate) fn check_dry_run(values: &[&str], errors: &mut field::Errors) {
 
 /// Reads a body up to the limit. Frame by frame: the combinators' error type is more general than
 /// the compiler can follow through a spawned future.
-pub(crate) async fn read(mut body: RequestBody, limit: usize) -> Result<Bytes, Status> {
+pub(crate) async fn read_up_to_limit(mut body: RequestBody, limit: usize) -> Result<Bytes, Status> {
     let mut first = Bytes::new();
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -159,9 +159,9 @@ pub(crate) struct Received {
 
 impl Received {
     /// Reads the body.
-    pub(crate) async fn take(request: &Request) -> Result<Self, Status> {
+    pub(crate) async fn from_request(request: &Request) -> Result<Self, Status> {
         let media = media::Body::from_headers(&request.parts.headers)?;
-        let bytes = take(request).await?;
+        let bytes = read(request).await?;
         Ok(Self { media, bytes })
     }
 
@@ -190,8 +190,8 @@ impl Received {
 }
 
 /// Reads the raw body.
-pub(crate) async fn take(request: &Request) -> Result<Bytes, Status> {
-    let bytes = read(request.take_body(), request.body_limit).await?;
+pub(crate) async fn read(request: &Request) -> Result<Bytes, Status> {
+    let bytes = read_up_to_limit(request.take_body(), request.body_limit).await?;
     if let Some(ticket) = &request.audit {
         ticket.request(&bytes);
     }

@@ -61,7 +61,8 @@ async fn admit(
         return Ok(());
     }
     let subject = request.info.resource.clone().unwrap_or_default();
-    let kind = kind(&resource.plural, &subject.subresource);
+    let info = resource.kind.subresource_info(&subject.subresource);
+    let kind = info.map_or("", |info| info.kind);
     let before = options(kind, &request.query, &subject.rest);
     let effects = request.effects();
     let given = RequestOptions::default();
@@ -95,17 +96,6 @@ async fn admit(
         request.query = Query::parse(&query_of(&admitted));
     }
     Ok(())
-}
-
-fn kind(plural: &str, subresource: &str) -> &'static str {
-    match (plural, subresource) {
-        ("services", _) => "ServiceProxyOptions",
-        ("nodes", _) => "NodeProxyOptions",
-        (_, "exec") => "PodExecOptions",
-        (_, "attach") => "PodAttachOptions",
-        (_, "portforward") => "PodPortForwardOptions",
-        _ => "PodProxyOptions",
-    }
 }
 
 /// The options as an object.

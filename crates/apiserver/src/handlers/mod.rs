@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 pub(crate) use body::check_dry_run;
 use futures::future::BoxFuture;
+use kinds::Answers;
 use machinery::Status;
 
 pub(crate) use self::{
@@ -95,22 +96,16 @@ async fn object(handlers: &Handlers, request: Request, resource: Arc<Resource>) 
     // Each handler's future is boxed separately: a read should not allocate the space that a write
     // needs.
     if resource.kind.is_virtual() {
-        return match (verb, resource.plural.as_str()) {
-            ("create", "bindings") => Box::pin(pods::bind_named(writes, request)).await,
+        return match (verb, resource.kind.server_side().answers) {
+            ("create", Answers::Binding) => Box::pin(pods::bind_named(writes, request)).await,
             ("create", _) => Box::pin(reviews::serve(&handlers.reviews, request, resource)).await,
-            ("get" | "list", "componentstatuses") => {
-                Box::pin(component_statuses::serve(
-                    &handlers.health,
-                    &reads.clock,
-                    request,
-                    resource,
-                ))
-                .await
+            ("get" | "list", Answers::ComponentHealth) => {
+                let (health, clock) = (&handlers.health, &reads.clock);
+                Box::pin(component_statuses::serve(health, clock, request, resource)).await
             }
-            ("get" | "list", _) if resource.group == metrics_api::GROUP => {
+            ("get" | "list", Answers::Usage) => {
                 Box::pin(usage::serve(&handlers.usage, request, resource)).await
             }
-            // Nothing is stored for these kinds: lists are empty, and get finds nothing.
             ("list", _) => Box::pin(read::list(reads, request, resource)).await,
             ("get", _) => read::get(reads, request, resource).await,
             _ => Err(Status::method_not_allowed()),

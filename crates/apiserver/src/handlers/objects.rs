@@ -79,7 +79,7 @@ pub(crate) async fn create(
     resource: Arc<Resource>,
 ) -> Answer {
     let output = read::output(&writes.clock, &request, &resource)?;
-    let body = body::Received::take(&request).await?;
+    let body = body::Received::from_request(&request).await?;
     let options = WriteOptions::parse(&request, Verb::Create)?;
     let decoded = body.object(&resource, options.validation)?;
     if let Some(ticket) = &request.audit {
@@ -110,7 +110,7 @@ pub(crate) async fn update(
     resource: Arc<Resource>,
 ) -> Answer {
     let output = read::output(&writes.clock, &request, &resource)?;
-    let body = body::Received::take(&request).await?;
+    let body = body::Received::from_request(&request).await?;
     let options = WriteOptions::parse(&request, Verb::Update)?;
     let decoded = body.audited_object(&request, &resource, options.validation)?;
     let warnings = decoded.warnings;
@@ -157,7 +157,7 @@ impl write::ObjectChange for Replace {
 
 /// DeleteOptions: from the body, or from the query if there is none.
 async fn delete_options(request: &Request) -> Result<DeleteOptions, Status> {
-    let bytes = body::take(request).await?;
+    let bytes = body::read(request).await?;
     let options = if bytes.is_empty() {
         let query = &request.query;
         let grace = query.get("gracePeriodSeconds").map(text::parse_int);

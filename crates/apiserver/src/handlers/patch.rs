@@ -77,7 +77,7 @@ impl Target<'_> {
 
 impl Received {
     /// Reads a patch that is not server-side apply.
-    pub(crate) async fn take(
+    pub(crate) async fn from_request(
         request: &Request,
         has_schema: bool,
         validation: FieldValidation,
@@ -86,7 +86,7 @@ impl Received {
         check_type(&media, has_schema)?;
         Ok(Self {
             media,
-            bytes: body::take(request).await?,
+            bytes: body::read(request).await?,
             validation,
         })
     }
@@ -347,7 +347,8 @@ pub(crate) async fn serve(
         return apply::serve(writes, request, resource, output).await;
     }
     let has_schema = resource.schema.is_some();
-    let mut patch = Received::take(&request, has_schema, FieldValidation::default()).await?;
+    let mut patch =
+        Received::from_request(&request, has_schema, FieldValidation::default()).await?;
     let options = WriteOptions::parse(&request, Verb::Patch)?;
     patch.validation = options.validation;
     let write = objects::requested_write(writes, &request, &resource, &options);

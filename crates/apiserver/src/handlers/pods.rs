@@ -31,7 +31,7 @@ pub(crate) async fn bind(
     let options = WriteOptions::parse(&request, Verb::Create)?;
     let binding = decode(&request, &convert::BINDING, &options).await?;
     let write = objects::requested_write(writes, &request, &resource, &options);
-    give_node(write, binding, BindingPath::Pod).await
+    assign_node(write, binding, BindingPath::Pod).await
 }
 
 /// The path on which a binding was posted.
@@ -55,10 +55,10 @@ pub(crate) async fn bind_named(writes: &Arc<WritePath>, request: Request) -> Ans
     meta::of_mut(&mut binding.object).shift_remove("uid");
     let mut write = objects::requested_write(writes, &request, &pods, &options);
     meta::text(&binding.object, "name").clone_into(&mut write.name);
-    give_node(write, binding, BindingPath::Bindings).await
+    assign_node(write, binding, BindingPath::Bindings).await
 }
 
-async fn give_node(mut write: Write, binding: Decoded, road: BindingPath) -> Answer {
+async fn assign_node(mut write: Write, binding: Decoded, posted_at: BindingPath) -> Answer {
     let Decoded {
         object: mut binding,
         warnings,
@@ -72,7 +72,7 @@ async fn give_node(mut write: Write, binding: Decoded, road: BindingPath) -> Ans
     let path = write.path.clone();
     let now = meta::time(path.clock.now());
     let task = async move {
-        match road {
+        match posted_at {
             BindingPath::Pod => write.admit_part("v1", "Binding", &mut binding).await?,
             BindingPath::Bindings => write.admit_binding(&mut binding).await?,
         }
@@ -393,7 +393,7 @@ async fn decode(
     options: &WriteOptions,
 ) -> Result<Decoded, Status> {
     let media = media::Body::from_headers(&request.parts.headers)?;
-    let bytes = body::take(request).await?;
+    let bytes = body::read(request).await?;
     convert::decode_part(part, media, &bytes, options.validation)
 }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use http::StatusCode;
 use kinds::reviews::access::{self, About};
-use kinds::tree;
+use kinds::{Answers, tree};
 use machinery::json::json;
 use machinery::{Object, Status, Value, apply};
 use stdx::Clock;
@@ -48,7 +48,7 @@ pub(crate) async fn serve(reviews: &Reviews, request: Request, resource: Arc<Res
     let options = WriteOptions::parse(&request, Verb::Create)?;
     media::as_object(&request.parts.headers, resource.schema.is_some())?;
     let output = read::output(&reviews.clock, &request, &resource)?;
-    let body = body::Received::take(&request).await?;
+    let body = body::Received::from_request(&request).await?;
     let decoded = body.audited_object(&request, &resource, options.validation)?;
     let (mut review, mut warnings) = (decoded.object, decoded.warnings);
     warnings.extend(prepare_metadata(reviews, &resource, &options, &mut review));
@@ -60,16 +60,16 @@ pub(crate) async fn serve(reviews: &Reviews, request: Request, resource: Arc<Res
         options: &options.given,
         effects: &effects,
     };
-    let answer = asked.answer(&mut review).await;
+    let answer = asked.status(&mut review).await;
     warnings.extend(effects.take_warnings());
     let status = answer.map_err(|status| status.warned(warnings.clone()))?;
     // Self reviews return only the answer.
-    match resource.plural.as_str() {
-        "selfsubjectreviews" => {
+    match resource.kind.server_side().answers {
+        Answers::Requester => {
             let now = meta::time(reviews.clock.now());
             review.insert("metadata".to_owned(), json!({"creationTimestamp": now}));
         }
-        "selfsubjectrulesreviews" => {
+        Answers::Rules => {
             review.insert("metadata".to_owned(), json!({}));
             review.insert("spec".to_owned(), json!({}));
         }
@@ -143,7 +143,7 @@ impl ReviewRequest<'_> {
         }
     }
 
-    async fn answer(&self, review: &mut Object) -> Result<Value, Status> {
+    async fn status(&self, review: &mut Object) -> Result<Value, Status> {
         meta::ensure_namespace_matches(review, self.namespace())?;
         let chain = &self.reviews.admission;
         let name = meta::text(review, "name").to_owned();
@@ -153,18 +153,12 @@ impl ReviewRequest<'_> {
         chain
             .validate(&self.attributes(&name), Some(review))
             .await?;
-        answer(self.reviews, self.request, self.resource, review).await
+        review_status(self.reviews, self.request, self.resource, review).await
     }
 }
 
 fn validate(resource: &Resource, review: &Object) -> Result<(), Status> {
-    let about = match resource.plural.as_str() {
-        "selfsubjectaccessreviews" => Some(About::Requester),
-        "subjectaccessreviews" => Some(About::AnyUser),
-        "localsubjectaccessreviews" => Some(About::AnyUserInNamespace),
-        _ => None,
-    };
-    if let Some(about) = about {
+    if let Answers::Access(about) = resource.kind.server_side().answers {
         let errors = access::validate(review, about);
         if !errors.is_empty() {
             // Without a kind, as upstream: its internal objects have none.
@@ -174,32 +168,32 @@ fn validate(resource: &Resource, review: &Object) -> Result<(), Status> {
     Ok(())
 }
 
-async fn answer(
+async fn review_status(
     reviews: &Reviews,
     request: &Request,
     resource: &Resource,
     review: &Object,
 ) -> Result<Value, Status> {
     let spec = tree::get(review, "spec").clone();
-    Ok(match resource.plural.as_str() {
-        "selfsubjectreviews" => json!({ "userInfo": info(&request.user) }),
-        "tokenreviews" => {
+    Ok(match resource.kind.server_side().answers {
+        Answers::Requester => json!({ "userInfo": user_info(&request.user) }),
+        Answers::Token => {
             let sent = tree::get(review, "status").clone();
-            merge_answer(sent, token(reviews, &spec).await?)
+            merge_status(sent, token_status(reviews, &spec).await?)
         }
-        "selfsubjectaccessreviews" => may(reviews, &request.user, &spec).await,
-        "selfsubjectrulesreviews" => match tree::text(&spec["namespace"]) {
+        Answers::Access(About::Requester) => access_status(reviews, &request.user, &spec).await,
+        Answers::Rules => match tree::text(&spec["namespace"]) {
             "" => return Err(Status::bad_request("no namespace on request")),
-            namespace => rules(reviews, &request.user, namespace),
+            namespace => rules_status(reviews, &request.user, namespace),
         },
-        "subjectaccessreviews" | "localsubjectaccessreviews" => {
-            may(reviews, &reviewed_user(&spec), &spec).await
+        Answers::Access(About::AnyUser | About::AnyUserInNamespace) => {
+            access_status(reviews, &reviewed_user(&spec), &spec).await
         }
         _ => return Err(Status::method_not_allowed()),
     })
 }
 
-fn info(user: &User) -> Value {
+fn user_info(user: &User) -> Value {
     let mut info = Object::new();
     info.insert("username".to_owned(), user.name.clone().into());
     if !user.uid.is_empty() {
@@ -222,7 +216,7 @@ fn texts(value: &Value) -> Vec<String> {
         .collect()
 }
 
-async fn token(reviews: &Reviews, spec: &Value) -> Result<Value, Status> {
+async fn token_status(reviews: &Reviews, spec: &Value) -> Result<Value, Status> {
     let token = tree::text(&spec["token"]);
     if token.is_empty() {
         return Err(Status::bad_request(
@@ -243,20 +237,22 @@ async fn token(reviews: &Reviews, spec: &Value) -> Result<Value, Status> {
         .cloned()
         .collect();
     Ok(match reviewed {
-        Ok(_) if audiences.is_empty() && !asked.is_empty() => refused("invalid bearer token"),
+        Ok(_) if audiences.is_empty() && !asked.is_empty() => {
+            refused_status("invalid bearer token")
+        }
         Ok(user) => {
-            let mut status = json!({"authenticated": true, "user": info(&user)});
+            let mut status = json!({"authenticated": true, "user": user_info(&user)});
             if !audiences.is_empty() {
                 status["audiences"] = audiences.into();
             }
             status
         }
-        Err(why) => refused(&why.to_string()),
+        Err(why) => refused_status(&why.to_string()),
     })
 }
 
 /// Merges the answer into the status that the client sent: upstream keeps fields it does not set.
-fn merge_answer(sent: Value, answer: Value) -> Value {
+fn merge_status(sent: Value, answer: Value) -> Value {
     let mut merged = sent.as_object().cloned().unwrap_or_default();
     let is_known = answer["authenticated"] == true;
     merged.shift_remove("authenticated");
@@ -272,7 +268,7 @@ fn merge_answer(sent: Value, answer: Value) -> Value {
     merged.into()
 }
 
-fn refused(why: &str) -> Value {
+fn refused_status(why: &str) -> Value {
     json!({"user": {}, "error": why})
 }
 
@@ -290,7 +286,7 @@ fn reviewed_user(spec: &Value) -> User {
 }
 
 /// The message about selectors of a review that were ignored.
-fn ignored(resource: &Value) -> String {
+fn ignored_selectors(resource: &Value) -> String {
     let mut out = Vec::new();
     let (fields, fields_cut) = access::field_selector(&resource["fieldSelector"]);
     let (labels, labels_cut) = access::label_selector(&resource["labelSelector"]);
@@ -314,7 +310,7 @@ fn ignored(resource: &Value) -> String {
     out.join("; ")
 }
 
-async fn may(reviews: &Reviews, user: &User, spec: &Value) -> Value {
+async fn access_status(reviews: &Reviews, user: &User, spec: &Value) -> Value {
     let (resource, path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
     let (field_selector, _) = access::field_selector(&resource["fieldSelector"]);
     let (label_selector, _) = access::label_selector(&resource["labelSelector"]);
@@ -361,14 +357,14 @@ async fn may(reviews: &Reviews, user: &User, spec: &Value) -> Value {
     if !reason.is_empty() {
         status.insert("reason".to_owned(), reason.into());
     }
-    let ignored = ignored(resource);
+    let ignored = ignored_selectors(resource);
     if !ignored.is_empty() {
         status.insert("evaluationError".to_owned(), ignored.into());
     }
     status.into()
 }
 
-fn rules(reviews: &Reviews, user: &User, namespace: &str) -> Value {
+fn rules_status(reviews: &Reviews, user: &User, namespace: &str) -> Value {
     let all = reviews.rbac.index().rules_for(user, namespace);
     let (paths, resources): (Vec<Rule>, Vec<Rule>) =
         all.into_iter().partition(|rule| !rule.paths.is_empty());

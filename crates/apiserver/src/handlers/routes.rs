@@ -29,7 +29,7 @@ pub(crate) fn missing(table: &Table, group: &str) -> Answer {
 /// The response if a resource does not have this path or method; `None` if it does.
 pub(crate) fn refuse(method: &Method, info: &RequestInfo, resource: &Resource) -> Option<Answer> {
     let subject = info.resource.as_ref()?;
-    let is_namespace = resource.group.is_empty() && resource.plural == "namespaces";
+    let is_namespace = resource.kind.server_side().is_namespace;
     let in_namespace = !subject.namespace.is_empty() && !is_namespace;
     // For a list, the name comes from a field selector, not from the path.
     let many = matches!(info.verb, "list" | "watch" | "deletecollection");

@@ -60,11 +60,11 @@ async fn get(writes: &Arc<WritePath>, request: Request, resource: Arc<Resource>)
         let why = format!("the spec replicas field {path} does not exist");
         return Err(Status::internal(why));
     }
-    answer(&output, &resource, &object)
+    scale_response(&output, &resource, &object)
 }
 
 /// The response with an object's Scale.
-fn answer(output: &Output, resource: &Resource, object: &Object) -> Answer {
+fn scale_response(output: &Output, resource: &Resource, object: &Object) -> Answer {
     let paths = resource.scale();
     let scale = scale_of(object, paths.as_ref())?;
     let metadata = scale.get("metadata").cloned().unwrap_or_default();
@@ -136,16 +136,16 @@ async fn write(writes: &Arc<WritePath>, request: Request, resource: Arc<Resource
     let media = media::content_type(&request.parts.headers);
     let is_patch = request.info.verb == "patch";
     let (wanted, options) = if is_patch && media == APPLY {
-        let (config, options) = apply::Configuration::take(&request).await?;
+        let (config, options) = apply::Configuration::from_request(&request).await?;
         (Wanted::Applied(config), options)
     } else if is_patch {
         let options = WriteOptions::parse(&request, Verb::Patch)?;
         let typed = resource.schema.is_some();
-        let patch = patch::Received::take(&request, typed, options.validation).await?;
+        let patch = patch::Received::from_request(&request, typed, options.validation).await?;
         (Wanted::Patch(patch), options)
     } else {
         let media = media::Body::from_headers(&request.parts.headers)?;
-        let bytes = body::take(&request).await?;
+        let bytes = body::read(&request).await?;
         let options = WriteOptions::parse(&request, Verb::Update)?;
         let scale = convert::decode_part(&convert::SCALE, media, &bytes, options.validation)?;
         (Wanted::Whole(scale.object, scale.warnings), options)
@@ -170,7 +170,7 @@ async fn write(writes: &Arc<WritePath>, request: Request, resource: Arc<Resource
     let task = async move { write::update(&write, &change).await };
     let written = writes.supervise(task).await?;
     let object = resource.parse_converted(&written.object).await?;
-    let response = answer(&output, &resource, &object)?;
+    let response = scale_response(&output, &resource, &object)?;
     Ok(respond::warn(response, &written.warnings))
 }
 

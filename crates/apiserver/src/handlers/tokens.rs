@@ -76,7 +76,7 @@ pub(crate) async fn request(
 ) -> Answer {
     let options = WriteOptions::parse(&request, Verb::Create)?;
     let media = media::Body::from_headers(&request.parts.headers)?;
-    let bytes = body::take(&request).await?;
+    let bytes = body::read(&request).await?;
     let part = &convert::TOKEN_REQUEST;
     let asked = convert::decode_part(part, media, &bytes, options.validation)?;
     let (asked, warnings) = (asked.object, asked.warnings);

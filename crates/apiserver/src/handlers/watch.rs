@@ -159,12 +159,12 @@ pub(crate) async fn watch(reads: &Reads, mut request: Request, resource: Arc<Res
         .get::<feed::WantsObjects>()
         .is_some()
     {
-        let stream = begin::<Objects>(reads, &request, &output, selection, options).await;
+        let stream = start_stream::<Objects>(reads, &request, &output, selection, options).await;
         let mut response = respond::bytes(StatusCode::OK, media, Bytes::new());
         response.extensions_mut().insert(feed::Changes::new(stream));
         return Ok(response);
     }
-    let stream = begin::<Text>(reads, &request, &output, selection, options).await;
+    let stream = start_stream::<Text>(reads, &request, &output, selection, options).await;
     if ::streaming::is_websocket(&request.parts.headers) {
         return Ok(over_websocket(
             &reads.streams,
@@ -177,7 +177,7 @@ pub(crate) async fn watch(reads: &Reads, mut request: Request, resource: Arc<Res
 }
 
 /// The stream of events. Once the parameters are valid, errors are sent as events.
-async fn begin<S: Sink + 'static>(
+async fn start_stream<S: Sink + 'static>(
     reads: &Reads,
     request: &Request,
     output: &Output,
@@ -436,7 +436,7 @@ impl<S: Sink> Watcher<S> {
             let Poll::Ready(item) = self.events.poll_next_unpin(context) else {
                 break;
             };
-            self.take(item, &mut out);
+            self.append_item(item, &mut out);
         }
         out.burst()
     }
@@ -455,11 +455,11 @@ impl<S: Sink> Watcher<S> {
         out.bookmark(&mut self.encoder, self.reached, initial_end);
     }
 
-    fn take(&mut self, item: Option<Result<WatchItem<Stored>, store::Error>>, out: &mut S) {
+    fn append_item(&mut self, item: Option<Result<WatchItem<Stored>, store::Error>>, out: &mut S) {
         match item {
             Some(Ok(WatchItem::Events { revision, events })) => {
                 for event in events.iter() {
-                    self.turn(event, out);
+                    self.append_event(event, out);
                 }
                 self.reached = revision;
             }
@@ -479,7 +479,7 @@ impl<S: Sink> Watcher<S> {
     }
 
     /// Writes an event as this client's selectors see it.
-    fn turn(&mut self, event: &Event<Stored>, out: &mut S) {
+    fn append_event(&mut self, event: &Event<Stored>, out: &mut S) {
         let seen = |entry: &Option<store::Entry<Stored>>| {
             entry
                 .as_ref()

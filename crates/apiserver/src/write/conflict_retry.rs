@@ -56,7 +56,7 @@ impl<'a> ConflictRetry<'a> {
     }
 
     /// Returns when the next attempt may start; an error once the request's deadline has passed.
-    pub(super) async fn after(&mut self, Conflict(key): Conflict) -> Result<(), Status> {
+    pub(super) async fn wait(&mut self, Conflict(key): Conflict) -> Result<(), Status> {
         if Instant::now() >= self.deadline {
             return Err(Status::timeout(
                 "request did not complete within requested timeout - context deadline exceeded",
@@ -90,16 +90,16 @@ mod tests {
         let mut one = ConflictRetry::new(&queues, TIMEOUT);
         let mut other = ConflictRetry::new(&queues, TIMEOUT);
         for retry in [&mut one, &mut other] {
-            retry.after(conflict("a")).await.unwrap();
+            retry.wait(conflict("a")).await.unwrap();
             assert!(retry.queued.is_none());
         }
-        one.after(conflict("a")).await.unwrap();
-        let (waits, ended) = (other.after(conflict("a")), async { drop(one) });
+        one.wait(conflict("a")).await.unwrap();
+        let (waits, ended) = (other.wait(conflict("a")), async { drop(one) });
         let (waited, ()) = tokio::join!(waits, ended);
         waited.unwrap();
         assert!(other.queued.is_some());
         // A further conflict does not wait for its own place in the queue.
-        other.after(conflict("a")).await.unwrap();
+        other.wait(conflict("a")).await.unwrap();
         assert!(other.queued.is_some());
     }
 
@@ -110,8 +110,8 @@ mod tests {
         let mut other = ConflictRetry::new(&queues, TIMEOUT);
         for retry in [&mut one, &mut other] {
             retry.max_queue_wait = Duration::from_millis(1);
-            retry.after(conflict("a")).await.unwrap();
-            retry.after(conflict("a")).await.unwrap();
+            retry.wait(conflict("a")).await.unwrap();
+            retry.wait(conflict("a")).await.unwrap();
         }
         assert!(one.queued.is_some() && other.queued.is_none());
     }
@@ -120,7 +120,7 @@ mod tests {
     async fn a_request_ends_at_its_deadline() {
         let queues = KeyQueues::default();
         let status = ConflictRetry::new(&queues, Duration::ZERO)
-            .after(conflict("a"))
+            .wait(conflict("a"))
             .await;
         assert_eq!(status.unwrap_err().code, 504);
     }

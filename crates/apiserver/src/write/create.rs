@@ -38,7 +38,7 @@ pub(crate) async fn create(
                 refuse_taken(write, &name.text, name.is_prefixed).await?;
             }
         }
-        retry.after(conflict).await?;
+        retry.wait(conflict).await?;
     }
 }
 
@@ -74,7 +74,7 @@ async fn attempt(
 ) -> Result<Result<Written, Collision>, Status> {
     let kind = &write.resource.kind;
     let now = write.path.clock.now();
-    meta::begin(&mut object);
+    meta::reset_for_create(&mut object);
     kind.default(&mut object);
     let created = now;
     let now = meta::time(now);

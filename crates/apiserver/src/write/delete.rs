@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use kinds::Deletion;
+use kinds::{Deletion, Orphans};
 use machinery::{Object, Status, field};
 use store::{Entry, Freshness, Precondition, Revision};
 
@@ -85,10 +85,10 @@ fn orphans(options: &DeleteOptions, finalizers: &[&str], resource: &Resource) ->
 /// The warning for a deletion that orphans pods by default.
 pub(crate) fn orphan_warning(options: &DeleteOptions, resource: &Resource) -> Option<&'static str> {
     let silent = options.orphan_dependents.is_none() && options.propagation_policy.is_none();
-    let job = (resource.group.as_str(), resource.plural.as_str()) == ("batch", "jobs");
-    (silent && job).then_some(
-        "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning",
-    )
+    match resource.kind.server_side().orphans {
+        Orphans::AllWithWarning(warning) if silent => Some(warning),
+        _ => None,
+    }
 }
 
 fn waits_for_dependents(options: &DeleteOptions, finalizers: &[&str]) -> bool {
@@ -104,10 +104,7 @@ fn waits_for_dependents(options: &DeleteOptions, finalizers: &[&str]) -> bool {
 
 /// Kinds that orphan their dependents by default, for compatibility.
 fn orphans_by_default(resource: &Resource) -> bool {
-    matches!(
-        (resource.group.as_str(), resource.plural.as_str()),
-        ("batch", "jobs") | ("", "replicationcontrollers")
-    )
+    resource.kind.server_side().orphans != Orphans::None
 }
 
 /// Deletes the object that the write names.
@@ -120,7 +117,7 @@ pub(crate) async fn delete(write: &Write, options: &DeleteOptions) -> Result<Del
         let entry = entry.ok_or_else(|| write.not_found(&write.name))?;
         match attempt(write, options, entry).await? {
             Ok(deleted) => return Ok(deleted),
-            Err(conflict) => retry.after(conflict).await?,
+            Err(conflict) => retry.wait(conflict).await?,
         }
     }
 }

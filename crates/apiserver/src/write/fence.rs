@@ -27,7 +27,7 @@ impl Fence {
     }
 
     /// Adds the precondition, unless the commit writes the Lease itself.
-    pub(super) fn join(&self, ops: &mut Vec<Op<Draft>>) {
+    pub(super) fn add_precondition(&self, ops: &mut Vec<Op<Draft>>) {
         if ops.iter().any(|op| op.key == self.key) {
             return;
         }
@@ -38,12 +38,12 @@ impl Fence {
         });
     }
 
-    pub(super) fn is(&self, key: &Key) -> bool {
+    pub(super) fn is_at(&self, key: &Key) -> bool {
         self.key == *key
     }
 
     /// The error for a leader whose term is over. Retrying is of no use.
-    pub(super) fn over(&self) -> Status {
+    pub(super) fn leader_replaced(&self) -> Status {
         let lease = &self.lease;
         let why = format!("this leader was replaced: another holder wrote the Lease {lease}");
         Status::failure(403, "Forbidden", why)

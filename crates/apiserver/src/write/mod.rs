@@ -419,8 +419,8 @@ impl Write {
     /// The conflict of a commit, unless it failed for another reason.
     fn conflict(&self, error: store::Error) -> Result<Conflict, Status> {
         match (error, &self.fence) {
-            (store::Error::Conflict { key, .. }, Some(fence)) if fence.is(&key) => {
-                Err(fence.over())
+            (store::Error::Conflict { key, .. }, Some(fence)) if fence.is_at(&key) => {
+                Err(fence.leader_replaced())
             }
             (store::Error::Conflict { key, .. }, _) => Ok(Conflict(key)),
             (error, _) => Err(failure::of_store(error)),
@@ -434,7 +434,7 @@ impl Write {
         operation: StoreOperation,
     ) -> Result<store::Committed<Stored>, store::Error> {
         if let Some(fence) = &self.fence {
-            fence.join(&mut ops);
+            fence.add_precondition(&mut ops);
         }
         let begun = Instant::now();
         let committed = self.path.store.commit(ops, durability).await;

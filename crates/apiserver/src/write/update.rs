@@ -80,7 +80,7 @@ async fn update_with_retries(write: &Write, change: &dyn ObjectChange) -> Result
             match put_edit(write, edit, &entry).await? {
                 Ok(written) => return Ok(written),
                 Err(conflict) => {
-                    retry.after(conflict).await?;
+                    retry.wait(conflict).await?;
                     continue;
                 }
             }
@@ -92,7 +92,7 @@ async fn update_with_retries(write: &Write, change: &dyn ObjectChange) -> Result
         write.check_name(&new)?;
         match attempt(write, new, old, entry).await? {
             Ok(written) => return Ok(written),
-            Err(conflict) => retry.after(conflict).await?,
+            Err(conflict) => retry.wait(conflict).await?,
         }
     }
 }
@@ -304,7 +304,7 @@ fn prepare(write: &Write, object: &mut Object, old: &Object, now: &str) -> Resul
     if !write.internal {
         kind.prepare_update(object, old, write.subresource(), &context);
     }
-    meta::keep(object, old);
+    meta::keep_immutable(object, old);
     if kind.has_generation()
         && !write.internal
         && write.subresource != "status"

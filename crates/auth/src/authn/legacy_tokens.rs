@@ -45,7 +45,7 @@ pub struct Uses {
 }
 
 impl Uses {
-    fn note(&self, namespace: &str, secret: &Object) {
+    fn record_use(&self, namespace: &str, secret: &Object) {
         let text = |field| meta::text(secret, field).to_owned();
         let used = (namespace.to_owned(), text("name"), text("uid"));
         if self.secrets.lock().insert(used) {
@@ -108,7 +108,7 @@ pub(super) async fn account(
     }
     let labels = &tree::get(&secret, "metadata")["labels"];
     if is_stale(tree::text(&labels[LAST_USED]), clock) {
-        uses.note(namespace, &secret);
+        uses.record_use(namespace, &secret);
     }
     if !tree::text(&labels[INVALID_SINCE]).is_empty() {
         let secret = &claims.secret;

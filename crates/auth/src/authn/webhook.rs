@@ -138,7 +138,7 @@ impl Authenticator for Webhook {
         let answer = self.review(token, audiences).await;
         if answer.is_ok() {
             let (answer, now) = (answer.clone(), Instant::now());
-            self.answers.keep(&question, answer, now, self.ttl);
+            self.answers.insert(&question, answer, now, self.ttl);
         }
         answer
     }

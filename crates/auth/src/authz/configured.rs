@@ -50,7 +50,7 @@ impl Configured {
         })))
     }
 
-    fn look(&self) {
+    fn reload_if_changed(&self) {
         let path = self.0.path.display();
         let text = match std::fs::read_to_string(&self.0.path) {
             Ok(text) => text,
@@ -80,7 +80,7 @@ fn chain(
     node: &Arc<dyn Authorizer>,
     rbac: &Arc<dyn Authorizer>,
 ) -> Result<Chain, String> {
-    let config = AuthorizationConfiguration::read(text)?;
+    let config = AuthorizationConfiguration::parse(text)?;
     let authorizers = config.authorizers.iter().map(|one| match &one.webhook {
         Some(webhook) => {
             let webhook = Webhook::new(&one.name, webhook)?;
@@ -110,7 +110,7 @@ impl Authorizer for Configured {
             loop {
                 tokio::select! {
                     () = shutdown.cancelled() => return,
-                    () = tokio::time::sleep(INTERVAL) => own.look(),
+                    () = tokio::time::sleep(INTERVAL) => own.reload_if_changed(),
                 }
             }
         });
@@ -166,10 +166,10 @@ mod tests {
         let denied = Decision::Deny("node".to_owned());
         assert_eq!(configured.authorize(&attributes).await, denied);
         std::fs::write(&path, file("RBAC", "ABAC")).unwrap();
-        configured.look();
+        configured.reload_if_changed();
         assert_eq!(configured.authorize(&attributes).await, denied);
         std::fs::write(&path, file("RBAC", "Node")).unwrap();
-        configured.look();
+        configured.reload_if_changed();
         assert_eq!(configured.authorize(&attributes).await, Decision::Allow);
     }
 }

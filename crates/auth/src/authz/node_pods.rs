@@ -58,7 +58,7 @@ impl IndexedPods {
     }
 
     /// Applies the events of one revision, unless already applied.
-    fn take(&mut self, revision: Revision, events: &[Event<Stored>]) {
+    fn apply_events(&mut self, revision: Revision, events: &[Event<Stored>]) {
         if self.revision.is_some_and(|known| revision <= known) {
             return;
         }
@@ -114,17 +114,17 @@ impl NodePods {
         while self.revision() < Some(newest) {
             // If the missing revisions are of other kinds, no event comes; then list.
             match tokio::time::timeout(FAN_OUT, events.next()).await {
-                Ok(Some(Ok(item))) => self.take(item),
+                Ok(Some(Ok(item))) => self.apply(item),
                 _ => return self.list().await,
             }
         }
         Ok(())
     }
 
-    fn take(&self, item: WatchItem<Stored>) {
+    fn apply(&self, item: WatchItem<Stored>) {
         let mut known = self.known.write();
         match item {
-            WatchItem::Events { revision, events } => known.take(revision, &events),
+            WatchItem::Events { revision, events } => known.apply_events(revision, &events),
             WatchItem::Progress(revision) => known.reached(revision),
         }
     }
@@ -157,7 +157,7 @@ impl NodePods {
             {
                 while let Some(Ok(item)) = events.next().await {
                     backoff.reset();
-                    self.take(item);
+                    self.apply(item);
                 }
             }
             tokio::time::sleep(backoff.step()).await;
@@ -228,7 +228,7 @@ mod tests {
         // The watch delivers the same events later; the pod does not reappear.
         for _ in 0..2 {
             if let Some(Ok(item)) = late.next().await {
-                pods.take(item);
+                pods.apply(item);
             }
             assert!(names(&pods, "a").is_empty());
         }

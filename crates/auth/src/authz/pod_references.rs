@@ -26,48 +26,48 @@ pub fn uses(spec: &Value) -> Vec<Use<'_>> {
 
 type ReferenceList<'a> = Vec<(&'static str, &'a str)>;
 
-fn note<'a>(found: &mut ReferenceList<'a>, resource: &'static str, name: &'a Value) {
+fn push_reference<'a>(found: &mut ReferenceList<'a>, resource: &'static str, name: &'a Value) {
     if let Some(name) = name.as_str().filter(|name| !name.is_empty()) {
         found.push((resource, name));
     }
 }
 
 fn collect<'a>(spec: &'a Value, found: &mut ReferenceList<'a>) {
-    note(found, "serviceaccounts", &spec["serviceAccountName"]);
+    push_reference(found, "serviceaccounts", &spec["serviceAccountName"]);
     for secret in tree::list(&spec["imagePullSecrets"]) {
-        note(found, "secrets", &secret["name"]);
+        push_reference(found, "secrets", &secret["name"]);
     }
     for containers in ["containers", "initContainers", "ephemeralContainers"] {
         for container in tree::list(&spec[containers]) {
             for variable in tree::list(&container["env"]) {
-                note(
+                push_reference(
                     found,
                     "secrets",
                     &variable["valueFrom"]["secretKeyRef"]["name"],
                 );
-                note(
+                push_reference(
                     found,
                     "configmaps",
                     &variable["valueFrom"]["configMapKeyRef"]["name"],
                 );
             }
             for source in tree::list(&container["envFrom"]) {
-                note(found, "secrets", &source["secretRef"]["name"]);
-                note(found, "configmaps", &source["configMapRef"]["name"]);
+                push_reference(found, "secrets", &source["secretRef"]["name"]);
+                push_reference(found, "configmaps", &source["configMapRef"]["name"]);
             }
         }
     }
     for volume in tree::list(&spec["volumes"]) {
-        note(found, "secrets", &volume["secret"]["secretName"]);
-        note(found, "configmaps", &volume["configMap"]["name"]);
-        note(
+        push_reference(found, "secrets", &volume["secret"]["secretName"]);
+        push_reference(found, "configmaps", &volume["configMap"]["name"]);
+        push_reference(
             found,
             "persistentvolumeclaims",
             &volume["persistentVolumeClaim"]["claimName"],
         );
         for source in tree::list(&volume["projected"]["sources"]) {
-            note(found, "secrets", &source["secret"]["name"]);
-            note(found, "configmaps", &source["configMap"]["name"]);
+            push_reference(found, "secrets", &source["secret"]["name"]);
+            push_reference(found, "configmaps", &source["configMap"]["name"]);
         }
         for driver in [
             "azureFile",
@@ -79,10 +79,10 @@ fn collect<'a>(spec: &'a Value, found: &mut ReferenceList<'a>) {
             "iscsi",
             "storageos",
         ] {
-            note(found, "secrets", &volume[driver]["secretName"]);
-            note(found, "secrets", &volume[driver]["secretRef"]["name"]);
+            push_reference(found, "secrets", &volume[driver]["secretName"]);
+            push_reference(found, "secrets", &volume[driver]["secretRef"]["name"]);
         }
-        note(
+        push_reference(
             found,
             "secrets",
             &volume["csi"]["nodePublishSecretRef"]["name"],

@@ -60,7 +60,7 @@ impl Rbac {
         self.index.load_full()
     }
 
-    async fn read(&self) -> Result<Objects, Status> {
+    async fn list_objects(&self) -> Result<Objects, Status> {
         // A role or binding that cannot be read allows nothing.
         let list = async |kind| {
             let readable = self.reader.list_readable(GROUP, kind).await?;
@@ -77,7 +77,7 @@ impl Rbac {
     /// Builds the index from the store. Until the defaults are written there, missing ones count
     /// too: the components that write them need them.
     pub async fn refresh(&self) -> Result<(), Status> {
-        let mut objects = self.read().await?;
+        let mut objects = self.list_objects().await?;
         if !self.written.load(Ordering::Acquire) {
             objects.add_missing(defaults());
         }

@@ -26,7 +26,7 @@ pub async fn apply(
     request: &Attributes<'_>,
     headers: &HeaderMap,
 ) -> Result<Option<Assumed>, Status> {
-    let Some(wanted) = read(headers)? else {
+    let Some(wanted) = requested_user(headers)? else {
         return Ok(None);
     };
     let mut first = None;
@@ -109,7 +109,7 @@ async fn allowed(
     }
 }
 
-fn read(headers: &HeaderMap) -> Result<Option<User>, Status> {
+fn requested_user(headers: &HeaderMap) -> Result<Option<User>, Status> {
     let mut names = headers.keys();
     if !names.any(|name| name.as_str().starts_with("impersonate-")) {
         return Ok(None);
@@ -224,7 +224,7 @@ mod tests {
             ("impersonate-group", "g2"),
             ("impersonate-extra-acme.com%2fproject", "x"),
         ];
-        let wanted = read(&headers(&list)).unwrap().unwrap();
+        let wanted = requested_user(&headers(&list)).unwrap().unwrap();
         let asked: Vec<_> = mode::LEGACY
             .questions(&wanted)
             .iter()
@@ -243,8 +243,8 @@ mod tests {
             complete(wanted).groups,
             ["g1", "g2", "system:authenticated"]
         );
-        assert!(read(&HeaderMap::new()).unwrap().is_none());
-        let refused = read(&headers(&[("impersonate-group", "g")])).unwrap_err();
+        assert!(requested_user(&HeaderMap::new()).unwrap().is_none());
+        let refused = requested_user(&headers(&[("impersonate-group", "g")])).unwrap_err();
         assert_eq!(
             (refused.code, refused.message.as_str()),
             (
@@ -260,9 +260,9 @@ mod tests {
             let value = HeaderValue::from_bytes(bytes).unwrap();
             HeaderMap::from_iter([("impersonate-user".parse().unwrap(), value)])
         };
-        let wanted = read(&with("jürgen".as_bytes())).unwrap().unwrap();
+        let wanted = requested_user(&with("jürgen".as_bytes())).unwrap().unwrap();
         assert_eq!(wanted.name, "jürgen");
-        assert_eq!(read(&with(b"j\xfcrgen")).unwrap_err().code, 400);
+        assert_eq!(requested_user(&with(b"j\xfcrgen")).unwrap_err().code, 400);
         assert_eq!(account("system:serviceaccount:a:b"), Some(("a", "b")));
         assert_eq!(account("system:serviceaccount:a:b:c"), None);
         assert_eq!(account("system:serviceaccount:a:"), None);

@@ -120,7 +120,7 @@ impl Mode {
         } else {
             CORE
         };
-        let mut all = vec![self.who(names, &wanted.name)];
+        let mut all = vec![self.question_about(names, &wanted.name)];
         if !wanted.uid.is_empty() {
             all.push(question(AUTHENTICATION, "uids", vec![wanted.uid.clone()]));
         }
@@ -144,7 +144,7 @@ impl Mode {
         all
     }
 
-    fn who(&self, group: &'static str, name: &str) -> Question {
+    fn question_about(&self, group: &'static str, name: &str) -> Question {
         if let Some(node) = node(name).filter(|_| self.is_constrained()) {
             let node = match self.kind {
                 ModeKind::AssociatedNode => "*",

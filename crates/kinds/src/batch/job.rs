@@ -11,15 +11,21 @@ use crate::tree::{
     child, child_or_new, default_empty, default_to, each, get, int, is_empty, is_set, list, name,
     text, truth,
 };
-use crate::{Column, Context, Subresource};
+use crate::{Column, Context, Orphans, ServerSide, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::labels::Selector;
 use machinery::{Object, Value, format, time};
+
+const ORPHAN_WARNING: &str = "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning";
 
 pub const KIND: Builtin = Builtin {
     group: "batch",
     kind: "Job",
     plural: "jobs",
+    server_side: ServerSide {
+        orphans: Orphans::AllWithWarning(ORPHAN_WARNING),
+        ..ServerSide::NONE
+    },
     pod_spec: "spec.template.spec",
     categories: &["all"],
     schema: "batch/v1.Job",

@@ -1,9 +1,9 @@
 //! ComponentStatus: the health of the control plane's components. Computed, never stored.
 
-use crate::Scope;
 use crate::builtin::Builtin;
 use crate::columns::{NAME, column, name_cell};
 use crate::tree::{get, list, text};
+use crate::{Answers, Scope, ServerSide};
 
 pub const KIND: Builtin = Builtin {
     kind: "ComponentStatus",
@@ -14,6 +14,10 @@ pub const KIND: Builtin = Builtin {
     schema: "core/v1.ComponentStatus",
     verbs: &["get", "list"],
     is_virtual: true,
+    server_side: ServerSide {
+        answers: Answers::ComponentHealth,
+        ..ServerSide::NONE
+    },
     columns: &[
         NAME,
         column("Status", "string", "Whether it is healthy."),

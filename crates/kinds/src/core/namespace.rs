@@ -7,13 +7,17 @@ use crate::columns::{AGE, NAME, age, column, name_cell};
 use crate::metadata;
 use crate::metadata::Check;
 use crate::tree::{child_or_new, default_empty, get, keep, list, name, text};
-use crate::{Column, Context, Scope, Subresource, SubresourceInfo};
+use crate::{Column, Context, Scope, ServerSide, Subresource, SubresourceInfo};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
 
 pub const KIND: Builtin = Builtin {
     kind: "Namespace",
     plural: "namespaces",
+    server_side: ServerSide {
+        is_namespace: true,
+        ..ServerSide::NONE
+    },
     returns_deleted: true,
     short_names: &["ns"],
     scope: Scope::Cluster,

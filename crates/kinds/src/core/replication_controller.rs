@@ -8,7 +8,7 @@ use crate::equal::equal;
 use crate::metadata;
 use crate::pod::{default_template, validate_template};
 use crate::tree::{child_or_new, default_empty, default_to, entries, get, int, is_set, text};
-use crate::{ServerSide, Subresource};
+use crate::{Orphans, ServerSide, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, format};
 
@@ -17,6 +17,7 @@ pub const KIND: Builtin = Builtin {
     plural: "replicationcontrollers",
     pod_spec: "spec.template.spec",
     server_side: ServerSide {
+        orphans: Orphans::All,
         upstream_key: "controllers",
         ..ServerSide::NONE
     },

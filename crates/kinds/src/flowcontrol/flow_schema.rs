@@ -1,42 +1,25 @@
 //! FlowSchema: assigns requests to priority levels.
 
-use crate::builtin::{Builtin, STATUS};
+use super::COMMON;
+use crate::Column;
+use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell, or_none};
-use crate::metadata::Check;
 use crate::tree::{child_or_new, default_empty, get, int, is_set, list, name, text, truth};
-use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::json::json;
 use machinery::{Object, Value, format};
 
 pub const KIND: Builtin = Builtin {
-    group: "flowcontrol.apiserver.k8s.io",
     kind: "FlowSchema",
     plural: "flowschemas",
-    scope: Scope::Cluster,
     schema: "flowcontrol/v1.FlowSchema",
-    subresources: &[STATUS],
-    has_status: true,
-    has_generation: true,
     default: |object| default_empty(child_or_new(object, "spec"), "matchingPrecedence", 1000),
-    prepare_update: super::keep_metadata,
     validate_create: validate,
-    validate_update: |object, _, subresource: Subresource<'_>| {
-        if subresource.is_none() {
-            validate(object)
-        } else {
-            let mut errors = Vec::new();
-            super::check_conditions(get(object, "status"), &mut errors);
-            errors
-        }
-    },
+    validate_update: |object, _, subresource| super::validate_update(object, subresource, validate),
     columns: COLUMNS,
     row,
-    metadata_checks: &[Check::Whole],
-    status_metadata_checks: &[],
-    status_resets: &[&["metadata"], &["spec"]],
-    ..Builtin::EMPTY
+    ..COMMON
 };
 
 const COLUMNS: &[Column] = &[

@@ -3,10 +3,40 @@
 pub mod flow_schema;
 pub mod priority_level_configuration;
 
-use crate::tree::{child, keep, list, text};
-use crate::{Context, Subresource};
+use crate::builtin::{Builtin, STATUS};
+use crate::metadata::Check;
+use crate::tree::{child, get, keep, list, text};
+use crate::{Context, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
+
+/// What both kinds have in common.
+const COMMON: Builtin = Builtin {
+    group: "flowcontrol.apiserver.k8s.io",
+    scope: Scope::Cluster,
+    subresources: &[STATUS],
+    has_status: true,
+    has_generation: true,
+    prepare_update: keep_metadata,
+    metadata_checks: &[Check::Whole],
+    status_metadata_checks: &[],
+    status_resets: &[&["metadata"], &["spec"]],
+    ..Builtin::EMPTY
+};
+
+/// The errors of a changed object: of the whole, or of its status.
+fn validate_update(
+    object: &Object,
+    subresource: Subresource<'_>,
+    validate: fn(&Object) -> Errors,
+) -> Errors {
+    if subresource.is_none() {
+        return validate(object);
+    }
+    let mut errors = Vec::new();
+    check_conditions(get(object, "status"), &mut errors);
+    errors
+}
 
 /// Through `status` only managedFields of the metadata may change.
 fn keep_metadata(object: &mut Object, old: &Object, subresource: Subresource<'_>, _: &Context<'_>) {
@@ -40,7 +70,6 @@ fn check_conditions(status: &Value, errors: &mut Errors) {
 mod tests {
     use super::*;
     use crate::testing::object;
-    use crate::tree::get;
 
     #[test]
     fn a_status_leaves_the_metadata_as_it_is() {

@@ -1,41 +1,24 @@
 //! PriorityLevelConfiguration: concurrency and queuing of a priority level.
 
-use crate::builtin::{Builtin, STATUS};
+use super::COMMON;
+use crate::Column;
+use crate::builtin::Builtin;
 use crate::check;
 use crate::columns::{AGE, NAME, age, column, name_cell};
-use crate::metadata::Check;
 use crate::tree::{child, child_or_new, default_empty, default_to, get, int, is_set, name, text};
-use crate::{Column, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
 
 pub const KIND: Builtin = Builtin {
-    group: "flowcontrol.apiserver.k8s.io",
     kind: "PriorityLevelConfiguration",
     plural: "prioritylevelconfigurations",
-    scope: Scope::Cluster,
     schema: "flowcontrol/v1.PriorityLevelConfiguration",
-    subresources: &[STATUS],
-    has_status: true,
-    has_generation: true,
     default,
-    prepare_update: super::keep_metadata,
     validate_create: validate,
-    validate_update: |object, _, subresource: Subresource<'_>| {
-        if subresource.is_none() {
-            validate(object)
-        } else {
-            let mut errors = Vec::new();
-            super::check_conditions(get(object, "status"), &mut errors);
-            errors
-        }
-    },
+    validate_update: |object, _, subresource| super::validate_update(object, subresource, validate),
     columns: COLUMNS,
     row,
-    metadata_checks: &[Check::Whole],
-    status_metadata_checks: &[],
-    status_resets: &[&["metadata"], &["spec"]],
-    ..Builtin::EMPTY
+    ..COMMON
 };
 
 const COLUMNS: &[Column] = &[

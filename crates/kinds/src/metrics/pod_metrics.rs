@@ -4,6 +4,7 @@ use super::{COLUMNS, sum};
 use crate::builtin::Builtin;
 use crate::columns::name_cell;
 use crate::tree::{get, list};
+use crate::{Answers, ServerSide};
 
 pub const KIND: Builtin = Builtin {
     group: "metrics.k8s.io",
@@ -13,6 +14,10 @@ pub const KIND: Builtin = Builtin {
     schema: "metrics/v1beta1.PodMetrics",
     verbs: &["get", "list"],
     is_virtual: true,
+    server_side: ServerSide {
+        answers: Answers::Usage,
+        ..ServerSide::NONE
+    },
     columns: COLUMNS,
     row: |object, _| {
         let containers = || list(get(object, "containers")).iter();

@@ -2,8 +2,9 @@
 
 pub mod access;
 
-use crate::Scope;
 use crate::builtin::Builtin;
+use crate::{Answers, Scope, ServerSide};
+use access::About;
 
 const QUESTION: Builtin = Builtin {
     scope: Scope::Cluster,
@@ -12,11 +13,19 @@ const QUESTION: Builtin = Builtin {
     ..Builtin::EMPTY
 };
 
+const fn answered_by(answers: Answers) -> ServerSide {
+    ServerSide {
+        answers,
+        ..ServerSide::NONE
+    }
+}
+
 pub const TOKEN_REVIEW: Builtin = Builtin {
     group: "authentication.k8s.io",
     kind: "TokenReview",
     plural: "tokenreviews",
     schema: "authentication/v1.TokenReview",
+    server_side: answered_by(Answers::Token),
     ..QUESTION
 };
 
@@ -25,6 +34,7 @@ pub const SELF_SUBJECT_REVIEW: Builtin = Builtin {
     kind: "SelfSubjectReview",
     plural: "selfsubjectreviews",
     schema: "authentication/v1.SelfSubjectReview",
+    server_side: answered_by(Answers::Requester),
     ..QUESTION
 };
 
@@ -34,6 +44,7 @@ pub const LOCAL_SUBJECT_ACCESS_REVIEW: Builtin = Builtin {
     plural: "localsubjectaccessreviews",
     scope: Scope::Namespaced,
     schema: "authorization/v1.LocalSubjectAccessReview",
+    server_side: answered_by(Answers::Access(About::AnyUserInNamespace)),
     ..QUESTION
 };
 
@@ -42,6 +53,7 @@ pub const SELF_SUBJECT_ACCESS_REVIEW: Builtin = Builtin {
     kind: "SelfSubjectAccessReview",
     plural: "selfsubjectaccessreviews",
     schema: "authorization/v1.SelfSubjectAccessReview",
+    server_side: answered_by(Answers::Access(About::Requester)),
     ..QUESTION
 };
 
@@ -50,6 +62,7 @@ pub const SELF_SUBJECT_RULES_REVIEW: Builtin = Builtin {
     kind: "SelfSubjectRulesReview",
     plural: "selfsubjectrulesreviews",
     schema: "authorization/v1.SelfSubjectRulesReview",
+    server_side: answered_by(Answers::Rules),
     ..QUESTION
 };
 
@@ -58,5 +71,6 @@ pub const SUBJECT_ACCESS_REVIEW: Builtin = Builtin {
     kind: "SubjectAccessReview",
     plural: "subjectaccessreviews",
     schema: "authorization/v1.SubjectAccessReview",
+    server_side: answered_by(Answers::Access(About::AnyUser)),
     ..QUESTION
 };

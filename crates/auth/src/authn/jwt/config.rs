@@ -122,7 +122,7 @@ impl Anonymous {
 impl AuthenticationConfiguration {
     /// Parses and validates the file. It must not name an issuer in `own`, the issuers of this cluster's service
     /// account tokens.
-    pub(super) fn read(text: &str, own: &[String]) -> Result<Self, String> {
+    pub(super) fn parse(text: &str, own: &[String]) -> Result<Self, String> {
         let config: Self = machinery::yaml::from_str(text)?;
         if config.kind != "AuthenticationConfiguration"
             || !VERSIONS.contains(&config.api_version.as_str())
@@ -478,7 +478,7 @@ mod tests {
 
     fn refused(jwt: &str) -> String {
         let own = ["https://own.example".to_owned()];
-        match AuthenticationConfiguration::read(&format!("{HEAD}{jwt}"), &own) {
+        match AuthenticationConfiguration::parse(&format!("{HEAD}{jwt}"), &own) {
             Ok(_) => String::new(),
             Err(why) => why,
         }
@@ -545,7 +545,7 @@ mod tests {
             assert!(found.contains(why), "{found}");
         }
         assert!(refused("kind: Other\n").len() > 1);
-        let other = AuthenticationConfiguration::read("kind: Config\napiVersion: v1\n", &[]);
+        let other = AuthenticationConfiguration::parse("kind: Config\napiVersion: v1\n", &[]);
         assert!(other.is_err());
     }
 
@@ -589,7 +589,7 @@ mod tests {
     #[test]
     fn anonymous_requests_may_be_for_some_paths_only() {
         let read = |text: &str| {
-            let config = AuthenticationConfiguration::read(&format!("{HEAD}{text}"), &[]);
+            let config = AuthenticationConfiguration::parse(&format!("{HEAD}{text}"), &[]);
             config.map(|config| config.anonymous.unwrap_or_default())
         };
         let some = read("anonymous: {enabled: true, conditions: [{path: /livez}]}").unwrap();

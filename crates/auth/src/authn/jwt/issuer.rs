@@ -139,7 +139,7 @@ impl Issuer {
         if !is_same {
             return Ok(current);
         }
-        let keys = Keys::read(&self.get(url).await?)?;
+        let keys = Keys::parse(&self.get(url).await?)?;
         self.keys.store(Some(Arc::new(keys)));
         Ok(self.keys.load_full())
     }

@@ -18,7 +18,7 @@ pub(super) struct Unverified<'t> {
 
 impl<'t> Unverified<'t> {
     /// Parses a compact JWT; `None` if the text is not one.
-    pub(super) fn read(token: &'t str) -> Option<Self> {
+    pub(super) fn parse(token: &'t str) -> Option<Self> {
         let (signed, signature) = token.rsplit_once('.')?;
         let (header, claims) = signed.split_once('.')?;
         if token.len() > MAX_TOKEN || claims.contains('.') {
@@ -68,12 +68,12 @@ pub(super) struct Keys(Vec<Key>);
 
 impl Keys {
     /// Parses a JWKS. Keys with unsupported types and keys that are not for signatures are ignored.
-    pub(super) fn read(document: &[u8]) -> Result<Self, String> {
+    pub(super) fn parse(document: &[u8]) -> Result<Self, String> {
         let document: Value = json::from_slice(document).map_err(|error| error.to_string())?;
         let keys = document["keys"]
             .as_array()
             .ok_or("the document has no list of keys")?;
-        Ok(Self(keys.iter().filter_map(Key::read).collect()))
+        Ok(Self(keys.iter().filter_map(Key::parse).collect()))
     }
 
     /// Whether one of the keys verifies the token's signature. A key whose ID differs from the token's is not tried.
@@ -87,7 +87,7 @@ impl Keys {
 }
 
 impl Key {
-    fn read(key: &Value) -> Option<Self> {
+    fn parse(key: &Value) -> Option<Self> {
         let text = |name: &str| key[name].as_str().map(str::to_owned);
         let bytes = |name: &str| BASE64_URL_SAFE_NO_PAD.decode(key[name].as_str()?).ok();
         if text("use").is_some_and(|it| it != "sig") {
@@ -198,10 +198,10 @@ pub(super) mod tests {
     fn only_keys_of_the_issuer_sign_its_tokens() {
         let (one, other) = (Signer::new("one"), Signer::new("other"));
         let set = json!({"keys": [one.jwk(), {"kty": "oct", "k": "AA"}]}).to_string();
-        let keys = Keys::read(set.as_bytes()).unwrap();
+        let keys = Keys::parse(set.as_bytes()).unwrap();
         assert_eq!(keys.0.len(), 1, "unsupported key types are ignored");
         let claims = json!({"iss": "a", "sub": "eve"});
-        let signed = |token: &str| keys.signed(&Unverified::read(token).unwrap());
+        let signed = |token: &str| keys.signed(&Unverified::parse(token).unwrap());
         let good = one.sign(&claims);
         assert!(signed(&good));
         assert!(!signed(&other.sign(&claims)));
@@ -212,7 +212,7 @@ pub(super) mod tests {
         let none = BASE64_URL_SAFE_NO_PAD.encode(json!({"alg": "none"}).to_string());
         assert!(!signed(&format!("{none}.{forged}.")));
         for text in ["", "a", "a.b", "a.b.c", "....", "e30.e30.e30"] {
-            assert!(Unverified::read(text).is_none(), "{text}");
+            assert!(Unverified::parse(text).is_none(), "{text}");
         }
     }
 
@@ -220,9 +220,9 @@ pub(super) mod tests {
     #[test]
     fn rsa_signatures_are_verified() {
         let key = json!({"keys": [{"kty": "RSA", "e": "AQAB", "n": "ofgWCuLjybRlzo0tZWJjNiuSfb4p4fAkd_wWJcyQoTbji9k0l8W26mPddxHmfHQp-Vaw-4qPCJrcS2mJPMEzP1Pt0Bm4d4QlL-yRT-SFd2lZS-pCgNMsD1W_YpRPEwOWvG6b32690r2jZ47soMZo9wGzjb_7OMg0LOL-bSf63kpaSHSXndS5z5rexMdbBYUsLA9e-KXBdQOS-UTo7WTBEMa2R2CapHg665xsmtdVMTBQY4uDZlxvb3qCo5ZwKh9kG4LT6_I5IhlJH7aGhyxXFvUK-DWNmoudF8NAco9_h9iaGNj8q2ethFkMLs91kzk2PAcDTW9gb54h4FRWyuXpoQ"}]});
-        let keys = Keys::read(key.to_string().as_bytes()).unwrap();
+        let keys = Keys::parse(key.to_string().as_bytes()).unwrap();
         let token = "eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJqb2UiLA0KICJleHAiOjEzMDA4MTkzODAsDQogImh0dHA6Ly9leGFtcGxlLmNvbS9pc19yb290Ijp0cnVlfQ.cC4hiUPoj9Eetdgtv3hF80EGrhuB__dzERat0XF9g2VtQgr9PJbu3XOiZj5RZmh7AAuHIm4Bh-0Qc_lF5YKt_O8W2Fp5jujGbds9uJdbF9CUAr7t1dnZcAcQjbKBYNX4BAynRFdiuB--f_nZLgrnbyTyWzO75vRK5h6xBArLIARNPvkSjtQBMHlb1L07Qe7K0GarZRmB_eSN9383LcOLn6_dO--xi12jzDwusC-eOkHWEsqtFZESc6BfI7noOPqvhJ1phCnvWh6IeYI2w9QOYEUipUTI8np6LbgGY9Fs98rqVt5AXLIhWkWywlVmtVrBp0igcN_IoypGlUPQGe77Rw";
-        let token = Unverified::read(token).unwrap();
+        let token = Unverified::parse(token).unwrap();
         assert!(keys.signed(&token));
         assert_eq!(token.text("iss"), "joe");
     }

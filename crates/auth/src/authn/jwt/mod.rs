@@ -62,10 +62,10 @@ impl Jwt {
         let issuer = issuer.as_ref().and_then(machinery::Value::as_str);
         let own: Vec<String> = issuer.map(str::to_owned).into_iter().collect();
         let audiences = tokens.map_or(&[][..], |tokens| tokens.audiences());
-        Self::with(path, &own, audiences, clock, Arc::new(Network))
+        Self::open(path, &own, audiences, clock, Arc::new(Network))
     }
 
-    fn with(
+    fn open(
         path: &Path,
         own: &[String],
         audiences: &[String],
@@ -74,7 +74,7 @@ impl Jwt {
     ) -> Result<Self, String> {
         let failed = |why: String| format!("{}: {why}", path.display());
         let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-        let loaded = Loaded::read(&text, own, &[], &fetch).map_err(failed)?;
+        let loaded = Loaded::parse(&text, own, &[], &fetch).map_err(failed)?;
         Ok(Self(Arc::new(Shared {
             path: path.to_owned(),
             own: own.to_vec(),
@@ -93,7 +93,7 @@ impl Jwt {
     }
 
     /// Retries discovery, reads the file again, and replaces the configuration once all its issuers are discovered.
-    async fn look(&self) {
+    async fn refresh(&self) {
         self.0.discover(&self.0.current.load_full()).await;
         self.0.read_again();
         let next = self.0.next.lock().1.clone();
@@ -123,7 +123,7 @@ impl Shared {
             return;
         }
         let known = self.current.load();
-        let loaded = Loaded::read(&text, &self.own, &known.issuers, &self.fetch);
+        let loaded = Loaded::parse(&text, &self.own, &known.issuers, &self.fetch);
         *next = match loaded {
             Ok(loaded) => (text, Some(Arc::new(loaded))),
             Err(error) => {
@@ -151,13 +151,13 @@ impl Shared {
 
 impl Loaded {
     /// Parses a configuration. Issuers with an unchanged configuration keep their discovered URL and keys.
-    fn read(
+    fn parse(
         text: &str,
         own: &[String],
         known: &[Arc<Issuer>],
         fetch: &Arc<dyn Fetch>,
     ) -> Result<Self, String> {
-        let config = AuthenticationConfiguration::read(text, own)?;
+        let config = AuthenticationConfiguration::parse(text, own)?;
         let issuers = config.jwt.iter().map(|one| {
             let same = known.iter().find(|known| known.config == *one);
             match same {
@@ -196,7 +196,7 @@ impl Authenticator for Jwt {
         {
             return Ok(None);
         }
-        let Some(token) = Unverified::read(token) else {
+        let Some(token) = Unverified::parse(token) else {
             return Ok(None);
         };
         let named = match token.text("iss") {
@@ -216,7 +216,7 @@ impl Authenticator for Jwt {
         let (own, shutdown) = (self.clone(), context.token());
         context.spawn("jwt-configuration", async move {
             loop {
-                own.look().await;
+                own.refresh().await;
                 tokio::select! {
                     () = shutdown.cancelled() => return,
                     () = tokio::time::sleep(INTERVAL) => {}
@@ -293,7 +293,7 @@ mod tests {
         let documents = Arc::new(Documents::default());
         let clock = FakeClock::at(NOW.parse().unwrap());
         let own = ["https://kubernetes.default.svc".to_owned()];
-        let jwt = Jwt::with(&path, &own, &own, Arc::new(clock), documents.clone()).unwrap();
+        let jwt = Jwt::open(&path, &own, &own, Arc::new(clock), documents.clone()).unwrap();
         World {
             _directory: directory,
             path,
@@ -310,7 +310,7 @@ mod tests {
         let early = world.jwt.token(&token, None).await.unwrap_err();
         assert_eq!(early.0, "oidc: authenticator not initialized");
         world.documents.publish(ISSUER, &[&key]);
-        world.jwt.look().await;
+        world.jwt.refresh().await;
         let user = world.jwt.token(&token, None).await.unwrap().unwrap();
         assert_eq!(user.name, "a:eve");
         let own = ["https://kubernetes.default.svc".to_owned()];
@@ -332,7 +332,7 @@ mod tests {
         let world = world();
         let (key, stranger) = (Signer::new("one"), Signer::new("one"));
         world.documents.publish(ISSUER, &[&key]);
-        world.jwt.look().await;
+        world.jwt.refresh().await;
         let now: jiff::Timestamp = NOW.parse().unwrap();
         let now = now.as_second();
         for (token, why) in [
@@ -370,7 +370,7 @@ mod tests {
         let world = world();
         let (old, new) = (Signer::new("old"), Signer::new("new"));
         world.documents.publish(ISSUER, &[&old]);
-        world.jwt.look().await;
+        world.jwt.refresh().await;
         let token = |key: &Signer| key.sign(&claims(json!({})));
         assert!(world.jwt.token(&token(&old), None).await.is_ok());
         assert!(world.jwt.token(&token(&new), None).await.is_err());
@@ -383,20 +383,20 @@ mod tests {
         let world = world();
         let key = Signer::new("one");
         world.documents.publish(ISSUER, &[&key]);
-        world.jwt.look().await;
+        world.jwt.refresh().await;
         let name = || async {
             let token = key.sign(&claims(json!({})));
             world.jwt.token(&token, None).await.unwrap().unwrap().name
         };
         std::fs::write(&world.path, "kind: Nonsense").unwrap();
-        world.jwt.look().await;
+        world.jwt.refresh().await;
         assert_eq!(name().await, "a:eve");
         std::fs::write(&world.path, config("b:")).unwrap();
-        world.jwt.look().await;
+        world.jwt.refresh().await;
         assert_eq!(name().await, "b:eve");
         let unreachable = config("c:").replace(ISSUER, "https://gone.example");
         std::fs::write(&world.path, unreachable).unwrap();
-        world.jwt.look().await;
+        world.jwt.refresh().await;
         assert_eq!(name().await, "b:eve", "its issuer cannot be reached");
     }
 }

@@ -17,7 +17,7 @@ impl Conditions {
     }
 
     /// Whether all conditions are true. A false condition takes precedence over an evaluation error.
-    pub(super) fn hold(&self, spec: &Value) -> Result<bool, String> {
+    pub(super) fn are_true(&self, spec: &Value) -> Result<bool, String> {
         if self.0.is_empty() {
             return Ok(true);
         }
@@ -145,7 +145,7 @@ mod tests {
         let hold = |texts: &[&str]| {
             let mut conditions = Conditions::default();
             texts.iter().for_each(|text| conditions.push(text).unwrap());
-            conditions.hold(&spec)
+            conditions.are_true(&spec)
         };
         assert_eq!(hold(&[]), Ok(true));
         let inside = "has(request.resourceAttributes) && request.resourceAttributes.namespace == 'kube-system'";

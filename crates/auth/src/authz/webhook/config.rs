@@ -89,7 +89,7 @@ impl Default for WebhookConfig {
 }
 
 impl AuthorizationConfiguration {
-    pub(in crate::authz) fn read(text: &str) -> Result<Self, String> {
+    pub(in crate::authz) fn parse(text: &str) -> Result<Self, String> {
         let config: Self = machinery::yaml::from_str(text)?;
         if config.kind != "AuthorizationConfiguration"
             || !VERSIONS.contains(&config.api_version.as_str())
@@ -353,7 +353,7 @@ mod tests {
     const HEAD: &str = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers:\n- {type: Node, name: node}\n- {type: RBAC, name: rbac}\n";
 
     fn refused(text: &str) -> String {
-        AuthorizationConfiguration::read(text)
+        AuthorizationConfiguration::parse(text)
             .err()
             .unwrap_or_default()
     }
@@ -390,7 +390,7 @@ mod tests {
             file.path().display()
         );
         let good = format!("{HEAD}{hook}");
-        let config = AuthorizationConfiguration::read(&good).unwrap();
+        let config = AuthorizationConfiguration::parse(&good).unwrap();
         let webhook = config.authorizers[2].webhook.as_ref().unwrap();
         assert_eq!(webhook.timeout(), Duration::from_secs(3));
         assert_eq!(

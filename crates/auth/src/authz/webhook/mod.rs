@@ -61,7 +61,7 @@ impl Webhook {
         }
     }
 
-    async fn ask(&self, spec: &Value) -> Result<Decision, String> {
+    async fn send_review(&self, spec: &Value) -> Result<Decision, String> {
         let review = json!({"kind": "SubjectAccessReview", "apiVersion": self.api_version.as_str(),
             "metadata": {}, "spec": self.sent(spec), "status": {"allowed": false}});
         let call = Call {
@@ -105,7 +105,7 @@ impl Authorizer for Webhook {
 
     async fn authorize(&self, attributes: &Attributes<'_>) -> Decision {
         let spec = review_spec(attributes);
-        match self.conditions.hold(&spec) {
+        match self.conditions.are_true(&spec) {
             Ok(true) => {}
             Ok(false) => return Decision::NoOpinion(String::new()),
             Err(why) => return self.failed(&why),
@@ -114,14 +114,14 @@ impl Authorizer for Webhook {
         if let Some(decision) = self.answers.get(&question, Instant::now()) {
             return decision;
         }
-        match self.ask(&spec).await {
+        match self.send_review(&spec).await {
             Ok(decision) => {
                 let time = match decision {
                     Decision::Allow => self.ttl.0,
                     Decision::Deny(_) | Decision::NoOpinion(_) => self.ttl.1,
                 };
                 let (kept, now) = (decision.clone(), Instant::now());
-                self.answers.keep(&question, kept, now, time);
+                self.answers.insert(&question, kept, now, time);
                 decision
             }
             Err(why) => self.failed(&why),
