@@ -93,7 +93,7 @@ pub(crate) fn run(peer: &Peer, in_flight: usize, lasts: Duration) -> anyhow::Res
     Ok(flooded)
 }
 
-/// Keeps requests in flight until told to stop; counts served and rejected ones.
+/// Keeps requests in flight until it is stopped; counts served and rejected ones.
 fn flood(peer: &Peer, mut many: Many, over: &AtomicBool) -> anyhow::Result<(u64, u64)> {
     let path = format!("{}?limit=500", scenario::path("pods"));
     let request = peer.request("GET", &path, FLOODER, "");

@@ -65,7 +65,7 @@ pub(crate) fn assemble(
         health: health.clone(),
         clock: Arc::new(SystemClock),
         limits: apiserver::Limits::default(),
-        endings: std::sync::Arc::new(apiserver::RandomNameSuffixes),
+        name_suffixes: std::sync::Arc::new(apiserver::RandomNameSuffixes),
         token_auth_file: Some(directory.join("tokens.csv")).filter(|file| file.exists()),
         access: apiserver::AccessOptions::default(),
         audit: None,

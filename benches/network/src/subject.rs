@@ -73,7 +73,7 @@ async fn wait_for(port: u16) -> Result<()> {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    bail!("nobody answers at port {port}");
+    bail!("no server answers at port {port}");
 }
 
 /// Our server, in this process.

@@ -16,7 +16,7 @@ use testkit::{Containerd, Machine, pause_archive};
 pub(crate) const NODE: &str = "upstream";
 const TOKEN: &str = "bench-pods";
 const START_TIMEOUT: Duration = Duration::from_secs(180);
-/// Directories that the kubelet cannot be told to leave alone: the machine has its own.
+/// Directories that no option of the kubelet excludes: the machine has its own.
 const PRIVATE: &[&str] = &["/var/lib", "/var/log", "/opt"];
 
 /// The running programs. Fields are dropped in this order.

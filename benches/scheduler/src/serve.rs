@@ -81,7 +81,7 @@ fn assemble(
         health: health.clone(),
         clock: Arc::new(SystemClock),
         limits: apiserver::Limits::default(),
-        endings: Arc::new(apiserver::RandomNameSuffixes),
+        name_suffixes: Arc::new(apiserver::RandomNameSuffixes),
         token_auth_file: None,
         access: apiserver::AccessOptions::default(),
         audit: None,

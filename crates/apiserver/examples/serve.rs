@@ -34,7 +34,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         health: lifecycle::Health::default(),
         clock: Arc::new(stdx::SystemClock),
         limits: Limits::default(),
-        endings: std::sync::Arc::new(apiserver::RandomNameSuffixes),
+        name_suffixes: std::sync::Arc::new(apiserver::RandomNameSuffixes),
         token_auth_file: None,
         access: apiserver::AccessOptions::default(),
         audit: None,

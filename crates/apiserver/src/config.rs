@@ -45,7 +45,7 @@ pub struct Config {
     pub health: lifecycle::Health,
     pub clock: Arc<dyn Clock>,
     /// The generator of name suffixes for `generateName`.
-    pub endings: Arc<dyn NameSuffixes>,
+    pub name_suffixes: Arc<dyn NameSuffixes>,
     pub limits: Limits,
     /// The static token file: token, user, uid and groups in each line.
     pub token_auth_file: Option<PathBuf>,

@@ -60,7 +60,7 @@ fn server(directory: &tempfile::TempDir) -> Arc<ApiServer> {
         health: Health::default(),
         clock: Arc::new(SystemClock),
         limits: apiserver::Limits::default(),
-        endings: Arc::new(apiserver::RandomNameSuffixes),
+        name_suffixes: Arc::new(apiserver::RandomNameSuffixes),
         token_auth_file: None,
         access: apiserver::AccessOptions::default(),
         audit: None,

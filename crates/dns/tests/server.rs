@@ -381,7 +381,7 @@ fn clients_that_stall_keep_no_other_from_its_answer() {
 }
 
 #[test]
-fn a_client_with_names_that_nobody_answers_keeps_no_other_from_forwarding() {
+fn a_client_with_unanswered_names_does_not_keep_others_from_forwarding() {
     lab::node(|outside| async move {
         let socket = UdpSocket::bind("127.0.0.1:53").unwrap();
         thread::spawn(move || {

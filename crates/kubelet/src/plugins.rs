@@ -1,5 +1,5 @@
 //! Plugin registration: a plugin puts a socket into the registry directory, describes itself there,
-//! and is told whether it was registered. One watcher serves all plugin types; each type has a
+//! and receives the result of its registration. One watcher serves all plugin types; each type has a
 //! [`Handler`].
 
 mod socket;

@@ -125,7 +125,7 @@ async fn the_api_server_answers_to_all_its_names_and_to_no_other() {
         let (client, server) = connect(name).await.unwrap();
         assert!(
             client.is_none(),
-            "a client without a certificate is nobody, but it is served"
+            "a client without a certificate is anonymous, and served"
         );
         assert_eq!(
             server.len(),

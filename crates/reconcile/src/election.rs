@@ -625,7 +625,7 @@ mod tests {
     async fn next_leader(candidate: &mut Candidate) -> (Leadership, kube::Client) {
         let leading = candidate.leading.recv();
         let leading = tokio::time::timeout(Duration::from_secs(30), leading).await;
-        leading.expect("nobody leads").unwrap()
+        leading.expect("there is no leader").unwrap()
     }
 
     #[tokio::test]

@@ -139,11 +139,11 @@ pub fn identify(object: &mut Object, now: Timestamp) {
 }
 
 /// Generates a name from `generateName` if there is none. Returns whether it did.
-pub fn generate_name(object: &mut Object, endings: &dyn NameSuffixes) -> bool {
+pub fn generate_name(object: &mut Object, suffixes: &dyn NameSuffixes) -> bool {
     if !text(object, "name").is_empty() || text(object, "generateName").is_empty() {
         return false;
     }
-    let name = names::generate(text(object, "generateName"), endings);
+    let name = names::generate(text(object, "generateName"), suffixes);
     set(object, "name", name);
     true
 }

@@ -26,11 +26,11 @@ impl NameSuffixes for RandomNameSuffixes {
 }
 
 /// A name with this prefix, truncated if needed.
-pub fn generate(prefix: &str, endings: &dyn NameSuffixes) -> String {
+pub fn generate(prefix: &str, suffixes: &dyn NameSuffixes) -> String {
     let ends = prefix.char_indices().map(|(at, c)| at + c.len_utf8());
     let cut = ends.take_while(|end| *end <= LONGEST_PREFIX).last();
     let prefix = &prefix[..cut.unwrap_or(0)];
-    format!("{prefix}{}", endings.next())
+    format!("{prefix}{}", suffixes.next())
 }
 
 #[cfg(test)]

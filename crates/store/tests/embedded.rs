@@ -101,7 +101,7 @@ async fn a_commit_goes_on_when_its_caller_no_longer_waits() {
         drop(lost);
         let deadline = std::time::Instant::now() + PATIENCE;
         while store.revision().await.unwrap() < n {
-            assert!(std::time::Instant::now() < deadline, "nobody writes it");
+            assert!(std::time::Instant::now() < deadline, "it is not written");
             tokio::task::yield_now().await;
         }
     }
@@ -145,7 +145,7 @@ fn a_blocked_runtime_thread_delays_no_other_writer() {
     });
     let deadline = std::time::Instant::now() + PATIENCE;
     while futures::executor::block_on(store.revision()).unwrap() < 20 {
-        assert!(std::time::Instant::now() < deadline, "nobody shows them");
+        assert!(std::time::Instant::now() < deadline, "they are not published");
         std::thread::yield_now();
     }
     release.send(()).unwrap();

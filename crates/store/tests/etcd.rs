@@ -487,7 +487,7 @@ async fn bad_endpoints_are_refused_by_name() {
     };
     let refused: Result<Arc<Etcd<Plain>>, _> = unreachable.connect(Plain).await;
     let Err(Error::Unavailable(why)) = refused.map(drop) else {
-        panic!("nobody answers there")
+        panic!("there is no server")
     };
     assert!(
         why.contains("no member of etcd at http://127.0.0.1:1 answered within 0 s"),

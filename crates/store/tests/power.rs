@@ -155,7 +155,7 @@ async fn verify(store: &Embedded<Plain>, known: &mut Known) -> Result<(), String
             return Err(format!("half a commit is there at {key}"));
         }
         if !known.attempted.contains(&(first.to_owned(), value)) {
-            return Err(format!("nobody wrote what stands at {key}"));
+            return Err(format!("the value at {key} was never written"));
         }
     }
     Ok(())

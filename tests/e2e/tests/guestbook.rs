@@ -181,24 +181,24 @@ fn demo(cluster: &Cluster) -> Ran {
 #[test]
 fn the_demo_tells_its_steps_on_a_running_cluster_and_on_its_own_and_leaves_nothing() {
     let mut cluster = Cluster::up();
-    let told = demo(&cluster).success();
+    let output = demo(&cluster).success();
     for step in ["1. ", "2. ", "3. ", "4. ", "5. ", "Done."] {
-        assert!(told.contains(&format!("\n{step}")), "{step}: {told}");
+        assert!(output.contains(&format!("\n{step}")), "{step}: {output}");
     }
-    assert!(!told.contains("No cluster runs here"), "{told}");
-    let entries = told.matches("\nHello from the demo\n").count();
+    assert!(!output.contains("No cluster runs here"), "{output}");
+    let entries = output.matches("\nHello from the demo\n").count();
     assert_eq!(
         entries, 2,
-        "after it is signed, and after followers died: {told}"
+        "after it is signed, and after followers died: {output}"
     );
     let left = ["get", "deployments,services", "-l", "app=guestbook"];
     let left = cluster.kubectl(&left).success();
     assert!(left.is_empty(), "{left}");
 
     cluster.reset().success();
-    let told = demo(&cluster).success();
-    assert!(told.contains("No cluster runs here"), "{told}");
-    assert!(told.ends_with("\nDone.\n"), "{told}");
+    let output = demo(&cluster).success();
+    assert!(output.contains("No cluster runs here"), "{output}");
+    assert!(output.ends_with("\nDone.\n"), "{output}");
     let disk = cluster.machine().disk();
     let left = cluster
         .machine()

@@ -347,7 +347,7 @@ fn blocks(site: &Site) {
 fn changes(site: &mut Site) {
     let spec = json!({"podSelector": on("b"), "ingress": [{"from": [{"podSelector": {"matchLabels": {"role": "client"}}}]}]});
     apply(&site.nodes.cluster, &policy("x", &spec));
-    site.expect("nobody has the label", &["*>acd"]);
+    site.expect("no pod has the label", &["*>acd"]);
     let label = ["label", "pod", "a", "-n", "x", "role=client"];
     site.nodes.cluster.kubectl(&label).success();
     site.expect("a has the label", &["*>acd", "a>b"]);

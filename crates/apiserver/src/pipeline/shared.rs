@@ -204,7 +204,7 @@ impl Shared {
             admission,
             authorizers: self.access.authorizers.clone(),
             service_allocator: Arc::new(service_allocator),
-            name_suffixes: config.endings.clone(),
+            name_suffixes: config.name_suffixes.clone(),
             deadline: config.limits.deadline,
             key_queues: KeyQueues::default(),
             tasks: TaskTracker::default(),

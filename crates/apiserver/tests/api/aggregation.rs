@@ -88,8 +88,8 @@ async fn an_impersonated_user_is_the_user() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_user_may_not_do_is_not_passed_on() {
     let (server, backend) = with_backend(Mode::Modern).await;
-    let nobodys: [&str; 0] = [];
-    let answer = send(&server, User::new("jane", nobodys), "GET", THINGS, &[], "").await;
+    let no_groups: [&str; 0] = [];
+    let answer = send(&server, User::new("jane", no_groups), "GET", THINGS, &[], "").await;
     assert_eq!(answer.code, 403, "{}", answer.body);
     let message = answer.json()["message"].as_str().unwrap().to_owned();
     let expected = "things.agg.example.com is forbidden: User \"jane\" cannot list resource \"things\" in API group \"agg.example.com\" in the namespace \"default\"";
@@ -243,7 +243,7 @@ async fn a_certificate_of_another_authority_is_not_believed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backend_that_hangs_costs_nobody_else_anything() {
+async fn a_backend_that_hangs_does_not_delay_other_requests() {
     let (server, backend) = with_backend(Mode::Modern).await;
     backend.set(Mode::Hangs);
     let mut waiting = Vec::new();

@@ -66,7 +66,7 @@ async fn managers_share_an_object_and_meet_in_conflicts() {
     assert_eq!(
         less.json()["data"],
         json!({"x": "2", "z": "2"}),
-        "what nobody wants goes: {}",
+        "a field without a manager is removed: {}",
         less.body
     );
     let again = apply(&server, &path, "fieldManager=one", map(json!({}))).await;

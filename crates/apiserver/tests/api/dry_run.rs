@@ -164,7 +164,7 @@ async fn a_dry_run_shows_the_revision_and_the_link_that_came_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dry_run_service_gets_ports_that_nobody_has() {
+async fn a_dry_run_service_gets_free_ports() {
     let server = Server::start().await;
     let services = "/api/v1/namespaces/default/services";
     let service = |name: &str, ports: Value| json!({"metadata": {"name": name}, "spec": {"type": "NodePort", "ports": ports}});

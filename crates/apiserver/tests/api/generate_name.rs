@@ -26,9 +26,9 @@ impl NameSuffixes for Given {
     }
 }
 
-async fn server(endings: impl IntoIterator<Item = &'static str>) -> Server {
-    let endings = Arc::new(Given(Mutex::new(endings.into_iter().collect())));
-    Server::configured(|config, _| config.endings = endings).await
+async fn server(name_suffixes: impl IntoIterator<Item = &'static str>) -> Server {
+    let suffixes = Arc::new(Given(Mutex::new(suffixes.into_iter().collect())));
+    Server::configured(|config, _| config.name_suffixes = suffixes).await
 }
 
 fn prefixed() -> Value {
@@ -37,10 +37,10 @@ fn prefixed() -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_that_is_taken_is_made_again() {
-    let endings = [
+    let suffixes = [
         "aaaaa", "aaaaa", "aaaaa", "aaaaa", "aaaaa", "aaaaa", "aaaaa",
     ];
-    let server = server(endings.into_iter().chain(["aaaaa", "bbbbb", "ccccc"])).await;
+    let server = server(suffixes.into_iter().chain(["aaaaa", "bbbbb", "ccccc"])).await;
     let first = admin(&server, "POST", MAPS, prefixed()).await;
     assert_eq!(
         first.json()["metadata"]["name"],

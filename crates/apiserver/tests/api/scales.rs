@@ -202,7 +202,7 @@ async fn a_custom_resource_stays_what_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replicas_of_a_custom_resource_that_nobody_owns_cannot_be_applied() {
+async fn replicas_of_a_custom_resource_without_a_manager_cannot_be_applied() {
     let server = defined().await;
     let path = format!("{THINGS}/t/scale?fieldManager=m");
     let wish = json!({"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"name": "t"},

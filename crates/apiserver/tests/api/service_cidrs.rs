@@ -187,7 +187,7 @@ async fn services_have_one_family_or_two_as_they_ask() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_that_somebody_deletes_comes_back_to_its_service() {
+async fn a_deleted_address_comes_back_to_its_service() {
     let server = Server::start().await;
     let (_, service) = make(&server, "web", Value::Null).await;
     let address = service["spec"]["clusterIP"].as_str().unwrap().to_owned();
@@ -252,7 +252,7 @@ async fn leaked_addresses_are_released_with_an_event() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_whose_range_went_is_told_of_once() {
+async fn an_address_of_a_deleted_range_is_reported_once() {
     let clock = stdx::FakeClock::at(stdx::Clock::now(&stdx::SystemClock));
     let limits = apiserver::Limits::default();
     let server = Server::start_on(limits, std::sync::Arc::new(clock.clone())).await;

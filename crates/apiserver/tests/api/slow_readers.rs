@@ -53,7 +53,7 @@ async fn ask(server: &Server, path: &str, accept: &str) -> Tls {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lists_that_nobody_reads_cost_little_in_every_form() {
+async fn lists_that_are_not_read_cost_little_in_every_form() {
     let server = Server::start_with(limits(64 << 20, Duration::from_secs(600))).await;
     fill(&server, 40).await;
     let forms = [

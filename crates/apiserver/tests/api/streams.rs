@@ -267,7 +267,7 @@ async fn a_service_proxy_reaches_a_ready_endpoint() {
     assert_eq!(
         (none.code, none.json()["message"].as_str().unwrap()),
         (404, "services \"web\" not found"),
-        "nobody keeps endpoints for it"
+        "it has no endpoints"
     );
     // Validation forbids loopback for addressType IPv4, but not for FQDN.
     let target = json!({"kind": "Pod", "namespace": "default", "name": "web-1"});

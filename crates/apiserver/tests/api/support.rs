@@ -113,7 +113,7 @@ impl Server {
             health: lifecycle::Health::default(),
             clock,
             limits: Limits::default(),
-            endings: std::sync::Arc::new(apiserver::RandomNameSuffixes),
+            name_suffixes: std::sync::Arc::new(apiserver::RandomNameSuffixes),
             token_auth_file: None,
             access: apiserver::AccessOptions::default(),
             audit: None,

@@ -203,7 +203,7 @@ async fn a_watch_ends_when_its_time_is_over_and_tells_how_far_it_came() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_revision_that_is_not_kept_is_told_as_an_event() {
+async fn a_revision_that_is_not_kept_is_an_error_event() {
     let server = Server::start().await;
     let mut watch = watch(&server, "resourceVersion=99999999").await;
     let event = watch.next().await.unwrap();

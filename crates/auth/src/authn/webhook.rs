@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_names_a_user_or_nobody() {
+    fn an_answer_names_a_user_or_none() {
         let own = ["api".to_owned()];
         let known = json!({"authenticated": true, "user": {"username": "eve", "uid": "7",
             "groups": ["a"], "extra": {"k": ["v"]}}});

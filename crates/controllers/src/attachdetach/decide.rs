@@ -387,7 +387,7 @@ mod tests {
         assert_eq!(plan.look_again, Some(MAX_WAIT_FOR_UNMOUNT));
         let free = view(host(&[], &["a"]), &[], &[attachment("a")]);
         let plan = decide(&free);
-        assert_eq!(plan.report, Some(Vec::new()), "the node is told first");
+        assert_eq!(plan.report, Some(Vec::new()), "the node is updated first");
         assert_eq!(plan.detach, [("csi-a".to_owned(), true)]);
         let mut leaving = attachment("a");
         leaving.is_leaving = true;

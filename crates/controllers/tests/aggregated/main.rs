@@ -286,7 +286,7 @@ async fn dependents_outlive_an_owner_whose_server_is_away_until_it_comes_back() 
     // It starts when it has listed all kinds.
     until_collecting(&world, "first").await;
     backend.leave().await;
-    // Not known to anybody else while the backend is away.
+    // Unknown to other clients while the backend is away.
     let (stored, params) = (backend.stored_things("shop"), DeleteParams::default());
     stored.delete("owner", &params).await.unwrap();
 

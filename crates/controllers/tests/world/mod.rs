@@ -160,7 +160,7 @@ fn api_server(pki: &pki::Pki, directory: &std::path::Path) -> Arc<ApiServer> {
         health: Health::default(),
         clock: Arc::new(SystemClock),
         limits: apiserver::Limits::default(),
-        endings: std::sync::Arc::new(apiserver::RandomNameSuffixes),
+        name_suffixes: std::sync::Arc::new(apiserver::RandomNameSuffixes),
         token_auth_file: None,
         access: apiserver::AccessOptions::default(),
         audit: None,

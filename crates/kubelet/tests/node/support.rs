@@ -442,7 +442,7 @@ async fn start_server(directory: &TempDir, pki: &Pki, stop: CancellationToken) -
         health: lifecycle::Health::default(),
         clock: Arc::new(stdx::SystemClock),
         limits: Limits::default(),
-        endings: std::sync::Arc::new(apiserver::RandomNameSuffixes),
+        name_suffixes: std::sync::Arc::new(apiserver::RandomNameSuffixes),
         token_auth_file: Some(tokens),
         access: apiserver::AccessOptions::default(),
         audit: None,

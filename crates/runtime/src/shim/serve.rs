@@ -1,4 +1,4 @@
-//! The shim's event loop: runs until it is told to shut down and nothing is left.
+//! The shim's event loop: runs until a shutdown was requested and nothing is left.
 
 use std::{
     collections::BTreeMap,

@@ -105,7 +105,7 @@ pub(super) fn write_file(target: &Path, from: &mut impl Read, mode: Option<u32>)
     let mut file = fs::File::create(target).map_err(|error| failed("open", target, error))?;
     io::copy(from, &mut file).with_context(context)?;
     if let Some(mode) = mode {
-        // The owner of an existing file may be somebody else.
+        // An existing file may have another owner.
         let _ = file.set_permissions(fs::Permissions::from_mode(mode & 0o777));
     }
     Ok(())
