@@ -9,7 +9,6 @@ use std::{
 
 use apiserver::{ObjectCodec, Registry, User};
 use client::kube;
-use controllers::storageversionmigration;
 use lifecycle::{Health, Service};
 use parking_lot::Mutex;
 use pki::{Leaf, Pki};
@@ -66,7 +65,7 @@ impl ControlPlane {
         health: &Health,
         current: &watch::Receiver<Settings>,
     ) -> Result<Self, Error> {
-        let registry = Registry::builtin_and(&settings.runtime_config);
+        let registry = Registry::builtin();
         let encryption = access::encryption(settings)?;
         let codec = ObjectCodec::new(registry.clone()).with_encryption(encryption);
         skew::check_store(settings).await?;
@@ -232,12 +231,7 @@ fn disabled_controllers(settings: &Settings) -> Vec<String> {
         (Part::LocalPath, controllers::localpath::NAME),
     ];
     let disabled = parts.into_iter().filter(|(part, _)| !settings.runs(*part));
-    let mut disabled: Vec<_> = disabled.map(|(_, name)| name.to_owned()).collect();
-    let served = &settings.runtime_config;
-    if !served.iter().any(|v| v == storageversionmigration::GROUP_VERSION) {
-        disabled.push(storageversionmigration::NAME.to_owned());
-    }
-    disabled
+    disabled.map(|(_, name)| name.to_owned()).collect()
 }
 
 /// Writes the kubeconfigs of the administrator and the components before the API is served.
@@ -338,12 +332,8 @@ mod tests {
 
     #[test]
     fn controllers_of_disabled_parts_do_not_run() {
-        let optional = storageversionmigration::NAME;
-        assert_eq!(disabled_controllers(&settings(Vec::new())), [optional]);
+        assert!(disabled_controllers(&settings(Vec::new())).is_empty());
         let disabled = disabled_controllers(&settings(vec![Part::LoadBalancer]));
-        assert_eq!(disabled, [controllers::loadbalancer::NAME, optional]);
-        let mut migrating = settings(Vec::new());
-        migrating.runtime_config = vec![storageversionmigration::GROUP_VERSION.to_owned()];
-        assert!(disabled_controllers(&migrating).is_empty());
+        assert_eq!(disabled, [controllers::loadbalancer::NAME]);
     }
 }
