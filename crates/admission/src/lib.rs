@@ -24,7 +24,6 @@ pub mod matching;
 mod namespace_lifecycle;
 mod node_restriction;
 mod options;
-mod patch_error;
 mod persistent_volume_claim_resize;
 mod pod_node_selector;
 mod pod_resize_validator;

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, anyhow, bail};
 use machinery::{
     Object,
-    patch::{json, merge, strategic},
+    patch::{failure, json, merge, strategic},
     schema,
 };
 use serde_json::Value;
@@ -17,8 +17,9 @@ pub(crate) fn apply(object: &Value, kind: PatchType, patch: &Value) -> Result<Va
         (PatchType::Json, _) => {
             let patch: machinery::Value = serde_json::from_str(&patch.to_string())?;
             json::check(&patch, false).map_err(|error| anyhow!(error))?;
-            let patched =
-                json::apply(&as_object(object)?, &patch).map_err(|error| anyhow!(error))?;
+            let object = as_object(object)?;
+            let patched = json::apply(&object, &patch)
+                .map_err(|error| anyhow!(failure::describe(&object, &patch, &error)))?;
             from_object(&patched)
         }
         (PatchType::Strategic, Some(schema)) => {

@@ -8,16 +8,13 @@ use kinds::tree;
 use machinery::{
     Object, Value,
     apply::{self, Root},
-    patch::json,
+    patch::{failure::describe, json},
     schema,
     text::quote,
 };
 
 use super::{
-    super::{
-        matching::{Activation, Attributes},
-        patch_error::describe,
-    },
+    super::matching::{Activation, Attributes},
     expression::{Compiler, Expression, Output, Uses, uses},
     native,
     variables::{BUDGET, EXHAUSTED, Exhausted, Limits, Run, Variables},

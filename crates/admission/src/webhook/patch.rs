@@ -9,7 +9,7 @@ use machinery::{
 };
 
 use super::super::matching::GroupVersionKind;
-use crate::{Resource, patch_error::describe};
+use crate::Resource;
 
 /// The patched object. `resource` serves its version, unless the object is the body of a
 /// subresource.
@@ -20,7 +20,7 @@ pub(super) fn apply(
     resource: Option<&Resource>,
 ) -> Result<Object, Status> {
     let patched = patch::json::apply(object, operations)
-        .map_err(|error| Status::internal(describe(object, operations, &error)))?;
+        .map_err(|error| Status::internal(patch::failure::describe(object, operations, &error)))?;
     for key in ["apiVersion", "kind"] {
         if patched.get(key) != object.get(key) {
             return Err(Status::internal(format!(

@@ -214,7 +214,15 @@ fn patched_here(object: &Value, kind: PatchType, patch: &Text) -> Result<Value> 
             crate::json::str_of(&object["kind"])
         );
     }
-    merge::apply(object, kind, &patch.parse(kind)?)
+    merge::apply(object, kind, &patch.parse(kind)?).map_err(|error| {
+        let message = error.to_string();
+        match message.split_once("doc is missing key: ") {
+            Some((_, key)) => {
+                anyhow::anyhow!("Object to be patched is missing field ({key})")
+            }
+            None => error,
+        }
+    })
 }
 
 fn deed(before: &Value, after: &Value) -> &'static str {

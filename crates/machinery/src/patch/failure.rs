@@ -1,11 +1,12 @@
-//! Why a JSON patch of a webhook or a policy does not apply, in upstream's words.
+//! Why a JSON patch does not apply, in upstream's words.
 
-use machinery::{Object, Value, patch::json as patch, text::quote};
+use super::json as patch;
+use crate::{Object, Value, text::quote};
 
 const MISSING: &str = "missing value";
 
 /// The message of the operation that fails.
-pub(crate) fn describe(object: &Object, operations: &Value, error: &patch::Error) -> String {
+pub fn describe(object: &Object, operations: &Value, error: &patch::Error) -> String {
     let described = match error {
         patch::Error::DoesNotApply(why) if why.starts_with("the accumulated size") => {
             Some(format!("Unable to complete the copy, {why}"))
@@ -122,9 +123,8 @@ fn absent(container: &Value, key: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use machinery::json::json;
-
     use super::*;
+    use crate::json::json;
 
     #[test]
     fn the_failing_operation_is_named_in_upstreams_words() {
