@@ -79,7 +79,7 @@ pub(crate) fn share(root: &Path) -> Result<(), Error> {
     };
     fs::create_dir_all(root).map_err(failed)?;
     let root = &fs::canonicalize(root).map_err(failed)?;
-    let current = MountEntry::of(root).map_err(failed)?;
+    let current = MountEntry::of_path(root).map_err(failed)?;
     if current.is_shared {
         return Ok(());
     }
@@ -107,7 +107,7 @@ pub(crate) fn unshare(root: &Path) -> Result<(), Error> {
         return Ok(());
     };
     let is_ours = || {
-        let mount = MountEntry::of(&root);
+        let mount = MountEntry::of_path(&root);
         mount.is_ok_and(|mount| mount.mount_point == root && mount.is_of_itself)
     };
     while is_ours() {
@@ -185,7 +185,7 @@ mod tests {
             // Mounts of pods that already run are not hidden.
             tmpfs(&root.join("pods"));
             share(&root).unwrap();
-            assert!(!MountEntry::of(&root).unwrap().is_shared);
+            assert!(!MountEntry::of_path(&root).unwrap().is_shared);
             umount2(&root.join("pods"), MntFlags::empty()).unwrap();
             share(&root).unwrap();
             // A second start.
@@ -209,7 +209,7 @@ mod tests {
             share(&root).unwrap();
             unshare(&root).unwrap();
             assert_eq!(count(&root), 1);
-            assert!(MountEntry::of(&root).unwrap().is_shared);
+            assert!(MountEntry::of_path(&root).unwrap().is_shared);
         });
         test.join().unwrap();
     }

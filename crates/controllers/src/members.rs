@@ -30,7 +30,7 @@ enum OwnerKind {
 }
 
 impl OwnerKind {
-    fn of(pod: &Pod) -> Self {
+    fn of_pod(pod: &Pod) -> Self {
         let owner = controller_of(pod);
         owner.map_or(Self::None, |owner| Self::from_name(&owner.kind))
     }
@@ -80,7 +80,7 @@ impl Facts {
             has_claims: !claims_of(pod).is_empty(),
             has_device_claims: resourceclaim::decide::has_claims(pod),
             is_tracked: job::is_tracked(pod),
-            owner: OwnerKind::of(pod),
+            owner: OwnerKind::of_pod(pod),
             node: pods::node(pod).into(),
             addresses: addresses(pod).into(),
         }

@@ -26,7 +26,7 @@ pub struct MountEntry {
 
 impl MountEntry {
     /// The mount that a path is on, the topmost one; links are followed.
-    pub fn of(path: &Path) -> io::Result<Self> {
+    pub fn of_path(path: &Path) -> io::Result<Self> {
         let id = mount_id(path)?;
         let table = fs::read_to_string("/proc/thread-self/mountinfo")?;
         let missing = || io::Error::other(format!("the mount of {} is not listed", path.display()));
@@ -132,9 +132,9 @@ mod tests {
     #[test]
     fn a_path_belongs_to_a_mount_above_it() {
         for (path, mount_point) in [("/proc/self/fd", "/proc"), ("/proc", "/proc")] {
-            let mount = MountEntry::of(Path::new(path)).unwrap();
+            let mount = MountEntry::of_path(Path::new(path)).unwrap();
             assert_eq!(mount.mount_point, Path::new(mount_point));
         }
-        assert!(MountEntry::of(Path::new("/missing/path")).is_err());
+        assert!(MountEntry::of_path(Path::new("/missing/path")).is_err());
     }
 }

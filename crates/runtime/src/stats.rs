@@ -284,8 +284,8 @@ impl Engine {
     pub(crate) fn image_filesystem(&self) -> v1::FilesystemUsage {
         let root = &self.config.root_dir;
         let (sizing, [blobs, layers]) = (Sizing::new(&self.walks), &self.images_size);
-        let blobs = sizing.of(blobs, &root.join("blobs"));
-        filesystem(root, blobs + sizing.of(layers, &root.join("layers")))
+        let blobs = sizing.size(blobs, &root.join("blobs"));
+        filesystem(root, blobs + sizing.size(layers, &root.join("layers")))
     }
 
     /// The disk usage of containers' writable layers.

@@ -38,7 +38,7 @@ impl NodeRejections {
         cluster: &Cluster,
         nodes: &[Slot],
     ) -> (Vec<Slot>, Vec<Rejection>) {
-        let remembered = self.of(cycle, cluster);
+        let remembered = self.remembered(cycle, cluster);
         let is_stale = |slot: &&Slot| remembered.nodes[**slot].0 != cluster.generation(**slot);
         let stale: Vec<Slot> = nodes.iter().filter(is_stale).copied().collect();
         for slot in &stale {
@@ -61,7 +61,7 @@ impl NodeRejections {
     }
 
     /// What is remembered of the pod's template, which is now the most recently used.
-    fn of(&mut self, cycle: &Cycle<'_>, cluster: &Cluster) -> &mut Remembered {
+    fn remembered(&mut self, cycle: &Cycle<'_>, cluster: &Cluster) -> &mut Remembered {
         let key = Verdicts::key(cycle);
         let known = self.0.iter().position(|remembered| remembered.key == key);
         let mut remembered = known

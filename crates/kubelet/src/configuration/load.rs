@@ -174,7 +174,7 @@ mod tests {
         file
     }
 
-    fn of(file: &Path, drop_ins: Option<&Path>) -> Result<KubeletConfiguration, String> {
+    fn load_files(file: &Path, drop_ins: Option<&Path>) -> Result<KubeletConfiguration, String> {
         let sources = Sources {
             file: Some(file.to_owned()),
             drop_ins: drop_ins.map(Path::to_owned),
@@ -183,7 +183,7 @@ mod tests {
     }
 
     fn refused(text: &str) -> String {
-        of(written(text).path(), None).unwrap_err()
+        load_files(written(text).path(), None).unwrap_err()
     }
 
     #[test]
@@ -204,7 +204,7 @@ mod tests {
         assert!(wrong.contains("many"), "{wrong}");
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "kind: Pod\n").unwrap();
-        assert!(of(file.path(), None).is_err());
+        assert!(load_files(file.path(), None).is_err());
     }
 
     #[test]
@@ -212,7 +212,7 @@ mod tests {
         let file = written(
             "crashLoopBackOff: {maxContainerRestartPeriod: 30s}\nregistryPullQPS: 3\nmaxParallelImagePulls: 4\n",
         );
-        let loaded = of(file.path(), None).unwrap();
+        let loaded = load_files(file.path(), None).unwrap();
         assert_eq!(loaded.longest_restart_delay().as_secs(), 30);
         assert_eq!(loaded.max_parallel_image_pulls, Some(4));
         for (text, expected) in [
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn settings_without_effect_are_refused_with_their_line() {
         let file = written("maxPods: 7\nhairpinMode: none\ncpuManagerPolicy: none\n");
-        assert_eq!(of(file.path(), None).unwrap().max_pods, 7);
+        assert_eq!(load_files(file.path(), None).unwrap().max_pods, 7);
         let reported = refused("maxPods: 7\ncpuManagerPolicy: static\n");
         assert!(
             reported.contains("line 4: cpuManagerPolicy cannot be"),
@@ -248,7 +248,7 @@ mod tests {
         let file = written(
             "authentication:\n  anonymous: {enabled: false}\n  webhook: {cacheTTL: 0s, enabled: true}\n  x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}\nauthorization:\n  mode: Webhook\n  webhook: {cacheAuthorizedTTL: 0s, cacheUnauthorizedTTL: 0s}\ncgroupDriver: systemd\nclusterDNS: [10.96.0.10]\nclusterDomain: cluster.local\ncontainerRuntimeEndpoint: \"\"\ncpuManagerReconcilePeriod: 0s\ncrashLoopBackOff: {}\nevictionPressureTransitionPeriod: 0s\nfileCheckFrequency: 0s\nhealthzBindAddress: 127.0.0.1\nhealthzPort: 10248\nhttpCheckFrequency: 0s\nimageMaximumGCAge: 0s\nimageMinimumGCAge: 0s\nlogging:\n  flushFrequency: 0\n  options: {json: {infoBufferSize: \"0\"}, text: {infoBufferSize: \"0\"}}\n  verbosity: 0\nmemorySwap: {}\nnodeStatusReportFrequency: 0s\nnodeStatusUpdateFrequency: 0s\nrotateCertificates: true\nruntimeRequestTimeout: 0s\nshutdownGracePeriod: 0s\nshutdownGracePeriodCriticalPods: 0s\nstaticPodPath: /etc/kubernetes/manifests\nstreamingConnectionIdleTimeout: 0s\nsyncFrequency: 0s\nvolumeStatsAggPeriod: 0s\n",
         );
-        let loaded = of(file.path(), None).unwrap();
+        let loaded = load_files(file.path(), None).unwrap();
         assert_eq!(loaded.cluster_dns, ["10.96.0.10"]);
         assert_eq!(loaded.image_minimum_gc_age.0.as_secs(), 120);
     }
@@ -267,7 +267,7 @@ mod tests {
         let below = dir.path().join("30-c");
         fs::create_dir(&below).unwrap();
         fs::write(below.join("x.conf"), format!("{HEAD}podsPerCore: 3\n")).unwrap();
-        let loaded = of(file.path(), Some(dir.path())).unwrap();
+        let loaded = load_files(file.path(), Some(dir.path())).unwrap();
         assert_eq!(loaded.pods_per_core, 3);
         assert_eq!((loaded.max_pods, loaded.pod_pids_limit), (9, 50));
         assert_eq!(loaded.kube_reserved["cpu"], "100m");

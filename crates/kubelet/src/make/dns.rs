@@ -143,7 +143,7 @@ mod tests {
         .unwrap()
     }
 
-    fn of(spec: serde_json::Value) -> Dns {
+    fn dns_of_pod(spec: serde_json::Value) -> Dns {
         let node = Dns::parse("nameserver 9.9.9.9\nsearch corp.example\noptions edns0\n");
         let cluster_dns = ["10.43.0.10".to_owned()];
         let facts = DnsFacts {
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn policies_choose_the_cluster_the_node_or_nothing() {
-        let cluster = of(serde_json::json!({"containers": []}));
+        let cluster = dns_of_pod(serde_json::json!({"containers": []}));
         assert_eq!(cluster.servers, ["10.43.0.10"]);
         let searches = [
             "ns.svc.cluster.local",
@@ -166,17 +166,17 @@ mod tests {
         ];
         assert_eq!(cluster.searches, searches);
         assert_eq!(cluster.options, ["ndots:5"]);
-        let node = of(serde_json::json!({"containers": [], "dnsPolicy": "Default"}));
+        let node = dns_of_pod(serde_json::json!({"containers": [], "dnsPolicy": "Default"}));
         assert_eq!(
             (node.servers[0].as_str(), node.options[0].as_str()),
             ("9.9.9.9", "edns0")
         );
-        let host = of(serde_json::json!({"containers": [], "hostNetwork": true}));
+        let host = dns_of_pod(serde_json::json!({"containers": [], "hostNetwork": true}));
         assert_eq!(host.servers, ["9.9.9.9"]);
-        let both = of(serde_json::json!({"containers": [], "hostNetwork": true,
+        let both = dns_of_pod(serde_json::json!({"containers": [], "hostNetwork": true,
             "dnsPolicy": "ClusterFirstWithHostNet"}));
         assert_eq!(both.servers, ["10.43.0.10"]);
-        let own = of(
+        let own = dns_of_pod(
             serde_json::json!({"containers": [], "dnsPolicy": "None", "dnsConfig": {
             "nameservers": ["1.1.1.1"], "searches": ["x"], "options": [{"name": "ndots", "value": "2"}]}}),
         );
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn an_option_of_the_pod_replaces_the_clusters() {
-        let dns = of(serde_json::json!({"containers": [], "dnsConfig": {
+        let dns = dns_of_pod(serde_json::json!({"containers": [], "dnsConfig": {
             "options": [{"name": "ndots", "value": "1"}, {"name": "edns0"}]}}));
         assert_eq!(dns.options, ["ndots:1", "edns0"]);
     }

@@ -252,7 +252,7 @@ fn of_environment(container: &Container) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    fn of(text: &str) -> Result<Vec<Pod>, String> {
+    fn pods_in(text: &str) -> Result<Vec<Pod>, String> {
         parse(text.as_bytes(), Path::new("/m/web.yaml"), "node1")
     }
 
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_static_pod_gets_an_identity_that_changes_with_its_manifest() {
-        let one = |text: &str| of(text).unwrap().remove(0);
+        let one = |text: &str| pods_in(text).unwrap().remove(0);
         let pod = one(GOOD);
         assert_eq!(spec::name(&pod), "web-node1");
         assert_eq!(spec::namespace(&pod), "default");
@@ -279,7 +279,7 @@ mod tests {
             item("one"),
             item("two")
         );
-        let pods = of(&list).unwrap();
+        let pods = pods_in(&list).unwrap();
         let names: Vec<&str> = pods.iter().map(spec::name).collect();
         assert_eq!(names, ["one-node1", "two-node1"]);
         assert_ne!(spec::uid(&pods[0]), spec::uid(&pods[1]));
@@ -312,7 +312,7 @@ mod tests {
                 "spec.volumes[0].name",
             ),
         ] {
-            let refused = of(&GOOD.replace(good, bad)).expect_err(bad);
+            let refused = pods_in(&GOOD.replace(good, bad)).expect_err(bad);
             let expected = refused.starts_with("invalid pod: ") && refused.contains(field);
             assert!(expected, "{bad}: {refused}");
         }
@@ -335,7 +335,7 @@ mod tests {
             ("apiVersion: v1\nkind: Pod\nmetadata: 7\n", ""),
             (&GOOD.replace(", image: b", ""), "image"),
         ] {
-            let refused = of(text).expect_err(text);
+            let refused = pods_in(text).expect_err(text);
             assert!(refused.contains(expected), "{text}: {refused}");
         }
     }
@@ -369,11 +369,11 @@ mod tests {
                 "serviceaccounts (via projected volumes)",
             ),
         ] {
-            let refused = of(&GOOD.replace(good, more)).expect_err(more);
+            let refused = pods_in(&GOOD.replace(good, more)).expect_err(more);
             let expected = format!("static pods may not reference {expected}");
             assert_eq!(refused, expected, "{more}");
         }
         let fine = GOOD.replace("spec: {", "spec: {volumes: [{name: v, emptyDir: {}}], ");
-        assert!(of(&fine).is_ok());
+        assert!(pods_in(&fine).is_ok());
     }
 }

@@ -93,20 +93,20 @@ impl Measured {
     pub(crate) fn written(&self, dir: &Path, sizing: &Sizing) -> Size {
         let upper = dir.join("upper");
         if upper.is_dir() {
-            return sizing.of(&self.layer, &upper);
+            return sizing.size(&self.layer, &upper);
         }
         let base: Size = disk::load(&dir.join(BASE)).unwrap_or_default();
-        sizing.of(&self.layer, &dir.join("rootfs")).beyond(base)
+        sizing.size(&self.layer, &dir.join("rootfs")).beyond(base)
     }
 
     /// Everything that the container uses on the node's disk, mounted or not.
     pub(crate) fn taken(&self, dir: &Path, sizing: &Sizing) -> Size {
         let upper = dir.join("upper");
         if upper.is_dir() {
-            return sizing.of(&self.layer, &upper);
+            return sizing.size(&self.layer, &upper);
         }
-        let images = sizing.of(&self.images, &dir.join("images"));
-        sizing.of(&self.layer, &dir.join("rootfs")) + images
+        let images = sizing.size(&self.images, &dir.join("images"));
+        sizing.size(&self.layer, &dir.join("rootfs")) + images
     }
 }
 

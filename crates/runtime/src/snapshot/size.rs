@@ -73,7 +73,7 @@ impl Sizing {
     }
 
     /// The size of a tree, possibly cached.
-    pub(crate) fn of(&self, tree: &TreeUsage, dir: &Path) -> Size {
+    pub(crate) fn size(&self, tree: &TreeUsage, dir: &Path) -> Size {
         tree.get(dir, FRESHNESS, &self.walks, self.until).into()
     }
 }

@@ -19,7 +19,7 @@ pub(super) enum Propagation {
 
 /// Rejects a path on a mount that cannot propagate as requested.
 pub(super) fn check(path: &Path, wanted: Propagation) -> Result<()> {
-    let mount = MountEntry::of(path).map_err(Error::file(path))?;
+    let mount = MountEntry::of_path(path).map_err(Error::file(path))?;
     match refusal(path, &mount, wanted) {
         Some(why) => Err(Error::Invalid(why)),
         None => Ok(()),

@@ -178,7 +178,7 @@ mod tests {
 
     use super::{super::tests::drain, *};
 
-    fn of(kind: &str, more: Value) -> Value {
+    fn pod_of(kind: &str, more: Value) -> Value {
         let mut pod = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": {}});
         if !kind.is_empty() {
             pod["metadata"]["ownerReferences"] =
@@ -195,7 +195,7 @@ mod tests {
         let local = || json!({"spec": {"volumes": [{"emptyDir": {}}]}});
         let ended =
             || json!({"status": {"phase": "Failed"}, "spec": {"volumes": [{"emptyDir": {}}]}});
-        let mut mirror = of("Node", json!({}));
+        let mut mirror = pod_of("Node", json!({}));
         mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
         let gone = || Daemon::Unknown {
             is_missing: true,
@@ -212,51 +212,61 @@ mod tests {
         for (flags, pod, daemon, expected) in [
             (
                 &strict,
-                of("ReplicaSet", json!({})),
+                pod_of("ReplicaSet", json!({})),
                 Daemon::None,
                 Verdict::Evict,
             ),
-            (&strict, of("", json!({})), Daemon::None, refused(UNMANAGED)),
+            (
+                &strict,
+                pod_of("", json!({})),
+                Daemon::None,
+                refused(UNMANAGED),
+            ),
             (
                 &lax,
-                of("", json!({})),
+                pod_of("", json!({})),
                 Daemon::None,
                 Verdict::EvictWith(UNMANAGED_EVICTED),
             ),
             (
                 &strict,
-                of("ReplicaSet", local()),
+                pod_of("ReplicaSet", local()),
                 Daemon::None,
                 refused(LOCAL_DATA),
             ),
             // The filter of local data is not the last one.
             (
                 &lax,
-                of("ReplicaSet", local()),
+                pod_of("ReplicaSet", local()),
                 Daemon::None,
                 Verdict::Evict,
             ),
             (
                 &lax,
-                of("", local()),
+                pod_of("", local()),
                 Daemon::None,
                 Verdict::EvictWith(UNMANAGED_EVICTED),
             ),
-            (&strict, of("", ended()), Daemon::None, Verdict::Evict),
+            (&strict, pod_of("", ended()), Daemon::None, Verdict::Evict),
             (
                 &strict,
-                of("DaemonSet", json!({})),
+                pod_of("DaemonSet", json!({})),
                 Daemon::Exists,
                 refused(DAEMON),
             ),
             (
                 &lax,
-                of("DaemonSet", json!({})),
+                pod_of("DaemonSet", json!({})),
                 Daemon::Exists,
                 Verdict::SkipWith(DAEMON_IGNORED),
             ),
-            (&strict, of("DaemonSet", json!({})), gone(), refused("gone")),
-            (&lax, of("DaemonSet", json!({})), gone(), Verdict::Evict),
+            (
+                &strict,
+                pod_of("DaemonSet", json!({})),
+                gone(),
+                refused("gone"),
+            ),
+            (&lax, pod_of("DaemonSet", json!({})), gone(), Verdict::Evict),
             (&strict, mirror, Daemon::None, Verdict::Skip),
         ] {
             assert_eq!(flags.verdict(&pod, &daemon, 0), expected, "{pod}");
@@ -265,7 +275,7 @@ mod tests {
 
     #[test]
     fn pods_that_take_too_long_to_end_are_skipped_only_if_asked() {
-        let mut pod = of("", json!({}));
+        let mut pod = pod_of("", json!({}));
         pod["metadata"]["deletionTimestamp"] = json!("1970-01-01T00:00:10Z");
         let patient = Drain {
             skip_wait_for_delete_timeout: 5,
