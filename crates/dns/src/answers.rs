@@ -112,6 +112,7 @@ impl Answers {
     pub(crate) fn record(&self, chain: &Chain, request: &[u8], reply: &[u8], arrival: Arrival) {
         let labels = Labels::new(reply, arrival.transport, arrival.from.is_ipv6());
         self.metrics.answered(labels, 1, arrival.begun.elapsed());
+        self.metrics.sized(labels, request.len(), reply.len());
         if chain.logs() {
             self.log(chain, request, reply, arrival);
         }

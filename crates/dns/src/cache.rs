@@ -36,6 +36,8 @@ pub(crate) enum CacheLookup {
     Fresh(Vec<u8>),
     /// An answer that should be prefetched after it was sent.
     Ending(Vec<u8>),
+    /// An expired answer to send at once, and whether to ask for it again after it was sent.
+    Expired { reply: Vec<u8>, renew: bool },
     /// An expired answer, to use if no server answers.
     Stale(Vec<u8>),
     /// Nothing.
@@ -112,10 +114,16 @@ impl<K: Hash + Eq + Clone> Cache<K> {
             }
             let since = entry.failed.map(|failed| now.duration_since(failed));
             if since.is_some_and(|since| (0..RENEW_AGAIN_SECONDS).contains(&since.as_secs())) {
-                return CacheLookup::Fresh(entry.reply_with(|_| STALE_TTL));
+                return CacheLookup::Expired {
+                    reply: entry.reply_with(|_| STALE_TTL),
+                    renew: false,
+                };
             }
             return match self.settings.stale_at_once {
-                true => CacheLookup::Ending(entry.reply_with(|_| 0)),
+                true => CacheLookup::Expired {
+                    reply: entry.reply_with(|_| 0),
+                    renew: true,
+                },
                 false => CacheLookup::Stale(entry.reply_with(|_| STALE_TTL)),
             };
         };
@@ -362,8 +370,10 @@ mod tests {
     }
 
     fn ttl(found: &CacheLookup) -> Option<u32> {
-        let (CacheLookup::Fresh(bytes) | CacheLookup::Ending(bytes) | CacheLookup::Stale(bytes)) =
-            found
+        let (CacheLookup::Fresh(bytes)
+        | CacheLookup::Ending(bytes)
+        | CacheLookup::Expired { reply: bytes, .. }
+        | CacheLookup::Stale(bytes)) = found
         else {
             return None;
         };

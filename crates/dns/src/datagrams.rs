@@ -96,6 +96,7 @@ impl Worker {
                 // A panic while answering one client must not stop the thread, which serves all clients of this socket.
                 if catch_unwind(AssertUnwindSafe(|| self.answer_all(&inbox))).is_err() {
                     error!("handler of a datagram panicked");
+                    self.answers.metrics.panicked();
                     (self.memo, self.outbox) = (Memo::default(), Outbox::default());
                     self.tally = Tally::default();
                 }
@@ -144,8 +145,8 @@ impl Worker {
     /// Sends the outbox's current buffer as the reply.
     fn reply(&mut self, chain: &Chain, request: &[u8], asked: QueryOrigin) {
         let reply = self.outbox.filled();
-        self.tally
-            .count(Labels::new(reply, Transport::Udp, asked.from.is_ipv6()));
+        let labels = Labels::new(reply, Transport::Udp, asked.from.is_ipv6());
+        self.tally.count(labels, request.len(), reply.len());
         if chain.logs()
             && let Some(arrival) = arrival(asked)
         {

@@ -2,12 +2,13 @@
 //! indexes, and a batch of queries is counted at once.
 
 use std::{
+    net::SocketAddr,
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
 use hickory_proto::op::ResponseCode;
-use stdx::exposition::Exposition;
+use stdx::exposition::{Counter, Exposition, Family, Histogram};
 
 use crate::reply::Transport;
 
@@ -15,6 +16,10 @@ use crate::reply::Transport;
 const BUCKETS: &[f64] = &[
     0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024,
     2.048, 4.096, 8.192,
+];
+/// CoreDNS' buckets of sizes in bytes.
+const SIZES: [f64; 14] = [
+    0.0, 100.0, 200.0, 300.0, 400.0, 511.0, 1023.0, 2047.0, 4095.0, 8291.0, 16e3, 32e3, 48e3, 64e3,
 ];
 /// The query types with a label of their own, as in CoreDNS; the last stands for all others.
 const TYPES: [(u16, &str); 14] = [
@@ -42,7 +47,6 @@ const SERVER: [(&str, &str); 3] = [("server", "dns://:53"), ("zone", "."), ("vie
 const CACHE: [(&str, &str); 3] = [("server", "dns://:53"), ("zones", "."), ("view", "")];
 
 /// The counters of a server.
-#[derive(Default)]
 pub struct Metrics {
     requests: [[[AtomicU64; TYPES.len()]; FAMILIES.len()]; PROTOCOLS.len()],
     responses: [AtomicU64; CODES],
@@ -50,6 +54,24 @@ pub struct Metrics {
     /// Cache hits: answers with records, and denials.
     hits: [AtomicU64; 2],
     misses: AtomicU64,
+    /// Sizes of requests and of replies, by protocol.
+    sizes: [[Sizes; PROTOCOLS.len()]; 2],
+    /// Answers that were asked for again before they expired, and expired ones that were sent.
+    prefetches: Counter,
+    stale: Counter,
+    /// Queries that were not forwarded since as many as configured were pending.
+    rejected: Counter,
+    panics: Counter,
+    /// How long servers took to answer forwarded queries.
+    forwarded: Family<Histogram>,
+}
+
+/// Sizes of messages.
+#[derive(Default)]
+struct Sizes {
+    /// Counts per bucket; the last is above all bounds.
+    buckets: [AtomicU64; SIZES.len() + 1],
+    bytes: AtomicU64,
 }
 
 /// Request durations.
@@ -73,6 +95,14 @@ pub struct Labels {
 #[derive(Debug, Default)]
 pub struct Tally {
     replies: Vec<(Labels, u64)>,
+    /// The numbers of requests and of replies in each bucket of sizes, and their bytes.
+    sizes: [([u64; SIZES.len() + 1], u64); 2],
+}
+
+/// The bucket of a size.
+fn bucket(length: usize) -> usize {
+    let place = SIZES.iter().position(|bound| length as f64 <= *bound);
+    place.unwrap_or(SIZES.len())
 }
 
 fn add(counter: &AtomicU64, count: u64) {
@@ -98,8 +128,12 @@ impl Labels {
 }
 
 impl Tally {
-    /// Adds a reply.
-    pub fn count(&mut self, labels: Labels) {
+    /// Adds the reply to a datagram, with the lengths of both.
+    pub fn count(&mut self, labels: Labels, request: usize, reply: usize) {
+        for ((buckets, bytes), length) in self.sizes.iter_mut().zip([request, reply]) {
+            buckets[bucket(length)] += 1;
+            *bytes += length as u64;
+        }
         match self.replies.iter_mut().find(|(of, _)| *of == labels) {
             Some((_, count)) => *count += 1,
             None => self.replies.push((labels, 1)),
@@ -117,16 +151,45 @@ impl Durations {
     }
 
     fn show(&self, page: &mut Exposition, name: &str) {
-        let mut below = 0.0;
-        let bounds = BUCKETS.iter().map(ToString::to_string);
-        for (bound, counter) in bounds.chain(["+Inf".to_owned()]).zip(&self.buckets) {
-            below += value(counter);
-            let labels = [&SERVER[..], &[("le", &*bound)]].concat();
-            page.sample(&format!("{name}_bucket"), &labels, below, None);
-        }
         let seconds = value(&self.nanoseconds) / 1e9;
-        page.sample(&format!("{name}_sum"), &SERVER, seconds, None);
-        page.sample(&format!("{name}_count"), &SERVER, below, None);
+        show_histogram(page, name, &SERVER, (BUCKETS, &self.buckets), seconds);
+    }
+}
+
+/// A histogram of counts for each bucket, of which the last is above all bounds.
+fn show_histogram(
+    page: &mut Exposition,
+    name: &str,
+    labels: &[(&str, &str)],
+    (bounds, counters): (&[f64], &[AtomicU64]),
+    sum: f64,
+) {
+    let mut below = 0.0;
+    let bounds = bounds.iter().map(ToString::to_string);
+    for (bound, counter) in bounds.chain(["+Inf".to_owned()]).zip(counters) {
+        below += value(counter);
+        let labels = [labels, &[("le", &*bound)]].concat();
+        page.sample(&format!("{name}_bucket"), &labels, below, None);
+    }
+    page.sample(&format!("{name}_sum"), labels, sum, None);
+    page.sample(&format!("{name}_count"), labels, below, None);
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            requests: Default::default(),
+            responses: Default::default(),
+            duration: Durations::default(),
+            hits: Default::default(),
+            misses: AtomicU64::default(),
+            sizes: Default::default(),
+            prefetches: Counter::default(),
+            stale: Counter::default(),
+            rejected: Counter::default(),
+            panics: Counter::default(),
+            forwarded: Family::new(&["proxy_name", "to", "rcode"], || Histogram::new(BUCKETS)),
+        }
     }
 }
 
@@ -146,6 +209,50 @@ impl Metrics {
         for (labels, count) in tally.replies.drain(..) {
             self.answered(labels, count, each);
         }
+        for (sizes, (buckets, bytes)) in self.sizes.iter().zip(&mut tally.sizes) {
+            // Datagrams.
+            let [sizes, _] = sizes;
+            for (counter, count) in sizes.buckets.iter().zip(std::mem::take(buckets)) {
+                add(counter, count);
+            }
+            add(&sizes.bytes, std::mem::take(bytes));
+        }
+    }
+
+    /// Counts the lengths of a request and its reply.
+    pub fn sized(&self, labels: Labels, request: usize, reply: usize) {
+        for (sizes, length) in self.sizes.iter().zip([request, reply]) {
+            let sizes = &sizes[labels.protocol];
+            add(&sizes.buckets[bucket(length)], 1);
+            add(&sizes.bytes, length as u64);
+        }
+    }
+
+    /// Counts a server's answer to a forwarded query.
+    pub fn forwarded(&self, to: SocketAddr, reply: &[u8], took: Duration) {
+        let code = code_name(reply.get(3).map_or(0, |flags| flags & 0xf));
+        let labels = ["forward", &to.to_string(), &code];
+        self.forwarded.with(&labels).took(took);
+    }
+
+    /// Counts an answer that is asked for again before it expires.
+    pub fn prefetched(&self) {
+        self.prefetches.increment();
+    }
+
+    /// Counts an expired answer that is sent.
+    pub fn served_stale(&self) {
+        self.stale.increment();
+    }
+
+    /// Counts a query that is not forwarded since too many are pending.
+    pub fn rejected(&self) {
+        self.rejected.increment();
+    }
+
+    /// Counts a panic while answering.
+    pub fn panicked(&self) {
+        self.panics.increment();
     }
 
     /// Counts a cache hit.
@@ -199,7 +306,60 @@ impl Metrics {
         let name = "coredns_cache_entries";
         page.family(name, "gauge", "Answers in the cache.");
         page.sample(name, &CACHE, cached as f64, None);
+        self.show_more(&mut page);
         page.finish()
+    }
+
+    /// Sizes, forwarded queries, and what is rare.
+    fn show_more(&self, page: &mut Exposition) {
+        let names = [
+            ("coredns_dns_request_size_bytes", "Sizes of requests."),
+            ("coredns_dns_response_size_bytes", "Sizes of responses."),
+        ];
+        for ((name, help), sizes) in names.iter().zip(&self.sizes) {
+            page.family(name, "histogram", help);
+            for (protocol, sizes) in PROTOCOLS.iter().zip(sizes) {
+                let labels = [&SERVER[..], &[("proto", *protocol)]].concat();
+                let counts = (&SIZES[..], &sizes.buckets[..]);
+                show_histogram(page, name, &labels, counts, value(&sizes.bytes));
+            }
+        }
+        let name = "coredns_proxy_request_duration_seconds";
+        page.histograms(
+            name,
+            "How long servers took to answer forwarded queries.",
+            &self.forwarded,
+        );
+        let counters: [(&str, &str, &[(&str, &str)], &Counter); 4] = [
+            (
+                "coredns_cache_prefetch_total",
+                "Answers that were asked for again before they expired.",
+                &CACHE,
+                &self.prefetches,
+            ),
+            (
+                "coredns_cache_served_stale_total",
+                "Expired answers that were sent.",
+                &CACHE,
+                &self.stale,
+            ),
+            (
+                "coredns_forward_max_concurrent_rejects_total",
+                "Queries that were not forwarded since too many were pending.",
+                &[],
+                &self.rejected,
+            ),
+            (
+                "coredns_panics_total",
+                "Panics while answering.",
+                &[],
+                &self.panics,
+            ),
+        ];
+        for (name, help, labels, counter) in counters {
+            page.family(name, "counter", help);
+            page.sample(name, labels, counter.get() as f64, None);
+        }
     }
 }
 
@@ -259,7 +419,8 @@ mod tests {
         let metrics = Metrics::default();
         let mut tally = Tally::default();
         let mut answered = |asked, code| {
-            tally.count(Labels::new(&reply(asked, code), Transport::Udp, false));
+            let labels = Labels::new(&reply(asked, code), Transport::Udp, false);
+            tally.count(labels, 90, 600);
         };
         answered(RecordType::AAAA, ResponseCode::NoError);
         answered(RecordType::AAAA, ResponseCode::NXDomain);
@@ -268,6 +429,15 @@ mod tests {
         metrics.add(&mut tally, Duration::from_millis(3));
         metrics.hit(&reply(RecordType::A, ResponseCode::NXDomain));
         metrics.missed();
+        let tcp = Labels::new(&[], Transport::Tcp, false);
+        metrics.sized(tcp, 30, 70_000);
+        let server = "192.0.2.53:53".parse().unwrap();
+        let refused = reply(RecordType::A, ResponseCode::Refused);
+        metrics.forwarded(server, &refused, Duration::from_millis(3));
+        metrics.prefetched();
+        metrics.served_stale();
+        metrics.rejected();
+        metrics.panicked();
         let page = metrics.page(3);
         for line in [
             r#"coredns_dns_requests_total{server="dns://:53",zone=".",view="",proto="udp",family="1",type="AAAA"} 2"#,
@@ -281,6 +451,17 @@ mod tests {
             r#"coredns_cache_hits_total{server="dns://:53",zones=".",view="",type="denial"} 1"#,
             r#"coredns_cache_misses_total{server="dns://:53",zones=".",view=""} 1"#,
             r#"coredns_cache_entries{server="dns://:53",zones=".",view=""} 3"#,
+            r#"coredns_dns_request_size_bytes_bucket{server="dns://:53",zone=".",view="",proto="udp",le="0"} 0"#,
+            r#"coredns_dns_request_size_bytes_bucket{server="dns://:53",zone=".",view="",proto="udp",le="100"} 3"#,
+            r#"coredns_dns_response_size_bytes_bucket{server="dns://:53",zone=".",view="",proto="udp",le="511"} 0"#,
+            r#"coredns_dns_response_size_bytes_sum{server="dns://:53",zone=".",view="",proto="udp"} 1800"#,
+            r#"coredns_dns_response_size_bytes_bucket{server="dns://:53",zone=".",view="",proto="tcp",le="64000"} 0"#,
+            r#"coredns_dns_response_size_bytes_count{server="dns://:53",zone=".",view="",proto="tcp"} 1"#,
+            r#"coredns_proxy_request_duration_seconds_count{proxy_name="forward",to="192.0.2.53:53",rcode="REFUSED"} 1"#,
+            r#"coredns_cache_prefetch_total{server="dns://:53",zones=".",view=""} 1"#,
+            r#"coredns_cache_served_stale_total{server="dns://:53",zones=".",view=""} 1"#,
+            "coredns_forward_max_concurrent_rejects_total 1",
+            "coredns_panics_total 1",
         ] {
             assert!(page.contains(line), "{line}\n{page}");
         }

@@ -94,10 +94,14 @@ impl Resolvers {
                 Transport::Tcp => over_tcp(server, &request).await,
             }
         };
+        let begun = Instant::now();
         let answer = tokio::time::timeout(patience, asked).await;
         let answer = answer.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         match &answer {
-            Ok(_) => self.silent.lock().remove(&server),
+            Ok(answer) => {
+                self.metrics.forwarded(server, answer, begun.elapsed());
+                self.silent.lock().remove(&server)
+            }
             Err(_) => self.silent.lock().insert(server, Instant::now()),
         };
         answer

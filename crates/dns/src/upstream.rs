@@ -113,6 +113,10 @@ impl Upstream {
         let (mut bytes, renew) = match self.cache.as_ref()?.find(&key) {
             CacheLookup::Fresh(bytes) => (bytes, false),
             CacheLookup::Ending(bytes) => (bytes, true),
+            CacheLookup::Expired { reply, renew } => {
+                self.resolvers.metrics.served_stale();
+                (reply, renew)
+            }
             CacheLookup::Stale(_) | CacheLookup::Nothing => return None,
         };
         wire::readdress(&mut bytes, request, question)?;
@@ -147,11 +151,20 @@ impl Upstream {
             CacheLookup::Fresh(bytes) | CacheLookup::Ending(bytes) => {
                 self.resolvers.metrics.hit(bytes)
             }
+            CacheLookup::Expired { reply, .. } => {
+                self.resolvers.metrics.hit(reply);
+                self.resolvers.metrics.served_stale();
+            }
             CacheLookup::Stale(_) | CacheLookup::Nothing => self.resolvers.metrics.missed(),
         }
-        let mut renew = matches!(found, CacheLookup::Ending(_));
+        let mut renew = matches!(
+            found,
+            CacheLookup::Ending(_) | CacheLookup::Expired { renew: true, .. }
+        );
         let mut reply = match found {
-            CacheLookup::Fresh(reply) | CacheLookup::Ending(reply) => reply,
+            CacheLookup::Fresh(reply)
+            | CacheLookup::Ending(reply)
+            | CacheLookup::Expired { reply, .. } => reply,
             CacheLookup::Stale(reply) => {
                 let renewed = self.share(key.clone(), &asking);
                 match tokio::time::timeout(STALE_AFTER, renewed).await {
@@ -160,6 +173,7 @@ impl Upstream {
                         // Without an answer yet the caller continues to ask, after it has sent this one.
                         renew = failed.is_err();
                         self.cache.iter().for_each(|cache| cache.failed(&key));
+                        self.resolvers.metrics.served_stale();
                         reply
                     }
                 }
@@ -178,6 +192,7 @@ impl Upstream {
     pub async fn renew(&self, request: &Message, transport: Transport) {
         let bytes = request.to_vec().unwrap_or_default();
         if let Some(question) = wire::plain(&bytes) {
+            self.resolvers.metrics.prefetched();
             let key = key(&question, transport);
             let renewed = self
                 .share(key.clone(), &ForwardRequest { request, transport })
@@ -231,6 +246,7 @@ impl Upstream {
         let forwarder = forwarder.ok_or(ResponseCode::ServFail)?;
         let permit = forwarder.limit.as_ref().map(Semaphore::try_acquire);
         if let Some(Err(_)) = permit {
+            self.resolvers.metrics.rejected();
             return Err(ResponseCode::Refused);
         }
         let servers = forwarder.servers(&self.resolvers);
@@ -385,6 +401,7 @@ mod tests {
         };
         let clock = FakeClock::at(Timestamp::UNIX_EPOCH);
         let resolvers = Resolvers::new(Vec::new(), Arc::new(clock.clone()), Arc::default());
+        let metrics = resolvers.metrics.clone();
         let upstream = Upstream::new(vec![forward], Some(cache), resolvers);
         let respond = async {
             let mut buffer = [0; 512];
@@ -417,6 +434,14 @@ mod tests {
         tokio::select! {
             () = asked => {}
             () = tokio::time::sleep(SILENT) => panic!("it waited for the server"),
+        }
+        let page = metrics.page(0);
+        let answered = format!(r#"to="{at}",rcode="NOERROR"}} 1"#);
+        for line in [
+            "served_stale_total{server=\"dns://:53\",zones=\".\",view=\"\"} 2",
+            &answered,
+        ] {
+            assert!(page.contains(line), "{line}\n{page}");
         }
     }
 
