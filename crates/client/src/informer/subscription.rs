@@ -1,5 +1,5 @@
-//! The queue of changes for one subscriber. For a slow subscriber the changes of one object are
-//! merged: the queue is bounded by the number of objects, not by how often they change.
+//! The queue of changes for one subscriber. For a slow subscriber successive modifications of an object are
+//! merged: the queue is bounded by the number of objects that come, are there and go, not by how often they change.
 
 use std::{
     any::Any,
@@ -18,7 +18,7 @@ use super::{
     typed,
 };
 
-/// Above this many queued changes, changes of the same object are merged.
+/// Above this many queued changes, modifications of the same object are merged.
 const MERGE_AT: usize = 4096;
 
 /// A queued change; its objects are decoded when it is read.
@@ -77,8 +77,8 @@ pub(super) struct Sender {
     wants: Option<Wants>,
 }
 
-/// A queue of changes. No final state is lost: an object that changes repeatedly before it is read
-/// may be seen only in its last version, and one that was added and deleted meanwhile not at all.
+/// A queue of changes. No addition, deletion or final state is lost; of modifications that follow each other before they
+/// are read, those between the first version and the last may be left out.
 pub struct Subscription<K> {
     buffer: Arc<Buffer>,
     /// Whether changes come with the version before.
@@ -225,38 +225,30 @@ impl Buffer {
     }
 }
 
-/// At most one change per object, at the position of its first one.
+/// The changes with successive modifications of an object as one, at the position of the first: from the version before all of
+/// them to the last one. Additions and deletions stay, since readers act on what an object was when it came or left, and
+/// on how it changed since then.
 fn merged(changes: VecDeque<Change>) -> VecDeque<Change> {
     let mut places: HashMap<Key, usize> = HashMap::new();
-    let mut merged: Vec<Option<Change>> = Vec::new();
+    let mut merged: VecDeque<Change> = VecDeque::new();
     for change in changes {
         let (namespace, name) = change.slot().key();
         let key = (namespace.to_owned(), name.to_owned());
-        let place = places.get(&key).copied();
-        let before = place.and_then(|place| merged[place].take());
-        let (Some(place), Some(before)) = (place, before) else {
-            places.insert(key, merged.len());
-            merged.push(Some(change));
+        let Change::Modified { new, .. } = &change else {
+            // Later modifications are those of another object of this name.
+            places.remove(&key);
+            merged.push_back(change);
             continue;
         };
-        let both = match (before, change) {
-            // A recreated object has another uid: both changes are kept.
-            (before @ Change::Deleted(_), change) => {
-                merged[place] = Some(before);
+        match places.get(&key).and_then(|place| merged.get_mut(*place)) {
+            Some(Change::Modified { new: last, .. }) => *last = new.clone(),
+            _ => {
                 places.insert(key, merged.len());
-                merged.push(Some(change));
-                continue;
+                merged.push_back(change);
             }
-            (Change::Added(_), Change::Deleted(_)) => None,
-            (Change::Added(_), Change::Modified { new, .. }) => Some(Change::Added(new)),
-            (Change::Modified { old, .. }, Change::Modified { new, .. } | Change::Added(new)) => {
-                Some(Change::Modified { old, new })
-            }
-            (_, change) => Some(change),
-        };
-        merged[place] = both;
+        }
     }
-    merged.into_iter().flatten().collect()
+    merged
 }
 
 #[cfg(test)]
@@ -300,14 +292,16 @@ mod tests {
     }
 
     #[test]
-    fn changes_of_one_object_are_merged_in_order() {
+    fn modifications_of_one_object_are_merged_in_order_and_nothing_else_is() {
         let changes = [
             change("a", 2),
             Change::Added(object("b", 1)),
             Change::Added(object("c", 1)),
             change("a", 3),
             change("b", 2),
+            change("b", 3),
             Change::Deleted(object("c", 2)),
+            change("a", 4),
             change("d", 5),
             Change::Deleted(object("d", 6)),
             Change::Added(object("d", 7)),
@@ -320,7 +314,12 @@ mod tests {
             .iter()
             .map(|one| show(&one.read(&decoded, true)))
             .collect();
-        assert_eq!(shown, ["a1→a3", "+b2", "-d6", "+d8", "+c9"]);
+        assert_eq!(
+            shown,
+            [
+                "a1→a4", "+b1", "+c1", "b1→b3", "-c2", "d4→d5", "-d6", "+d7", "d7→d8", "+c9"
+            ]
+        );
     }
 
     #[test]
