@@ -1,21 +1,28 @@
 //! Mirrors manually written Endpoints of Services without a selector to EndpointSlices, which are
 //! all that proxies read.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    net::IpAddr,
+    sync::Arc,
+    time::Instant,
+};
 
 use client::Informer;
 use k8s_openapi::api::{
     core::v1::{EndpointAddress, EndpointSubset, Endpoints, Service},
     discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice},
 };
-use kube::api::ObjectMeta;
-use reconcile::{Action, Controller, Error, Key, Writer};
+use kube::{Resource, api::ObjectMeta};
+use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Writer};
 
 use crate::{
     endpointslice::{
         pack::{self, Change, pack},
+        tally::{self, Sizes, Tally},
         view::{self, Group, MANAGED_BY, SERVICE_NAME},
     },
+    metrics::{Metrics, Spread},
     shared::{Shared, controller_reference},
 };
 
@@ -39,6 +46,9 @@ struct Mirror {
     services: Informer<Service>,
     endpoints: Informer<Endpoints>,
     slices: Writer<EndpointSlice>,
+    recorder: Recorder,
+    metrics: Metrics,
+    sizes: Sizes,
 }
 
 /// Starts the controller.
@@ -47,6 +57,13 @@ pub fn start(shared: &Arc<Shared>) {
         services: shared.informer(),
         endpoints: shared.informer(),
         slices: shared.writer(ACCOUNT),
+        recorder: shared.recorder(ACCOUNT, "endpoint-slice-mirroring-controller"),
+        metrics: shared.metrics.clone(),
+        sizes: Sizes::new([
+            &shared.metrics.mirror_endpoints,
+            &shared.metrics.mirror_slices,
+            &shared.metrics.mirror_slices_desired,
+        ]),
     });
     shared
         .controller(&controller)
@@ -63,18 +80,80 @@ impl Controller for Mirror {
     }
 
     async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
+        let begun = Instant::now();
+        let written = self.mirror(key).await;
+        self.metrics.mirror_seconds.took([], begun.elapsed());
+        written.map(|()| Action::Done)
+    }
+}
+
+impl Mirror {
+    async fn mirror(&self, key: &Key) -> Result<(), Error> {
         let existing = view::slices_of(self.slices.cache(), key, MANAGER);
         let service = self.services.get(&key.namespace, &key.name);
         let endpoints = self.endpoints.get(&key.namespace, &key.name);
         let changes = match (service, endpoints) {
             (Some(service), Some(endpoints)) if is_mirrored(&service, &endpoints) => {
-                pack(&model(&endpoints), groups(&endpoints), existing)
+                let (groups, skipped) = groups(&endpoints);
+                self.report(&endpoints, &skipped);
+                let (known, sizes) = (existing.clone(), tally::sizes(&groups));
+                let changes = pack(&model(&endpoints), groups, existing);
+                self.sizes.set(key, &sizes, known.len(), &changes);
+                self.tally(&Tally::new(&known, &changes));
+                changes
             }
-            _ => existing.into_iter().map(Change::Delete).collect(),
+            _ => {
+                self.sizes.set(key, &[], 0, &[]);
+                existing.into_iter().map(Change::Delete).collect()
+            }
         };
-        pack::write(&self.slices, &key.namespace, &changes).await?;
-        Ok(Action::Done)
+        for change in &changes {
+            let by = [("operation", change.operation())];
+            self.metrics.mirror_changes.add(by, 1);
+        }
+        pack::write(&self.slices, &key.namespace, &changes).await
     }
+
+    fn tally(&self, tally: &Tally) {
+        let observe = |metric: &Spread, count: usize| metric.observe([], count as f64);
+        observe(&self.metrics.mirror_added, tally.added);
+        observe(&self.metrics.mirror_updated, tally.updated);
+        observe(&self.metrics.mirror_removed, tally.removed);
+    }
+
+    /// Counts addresses that are not mirrored, and records events for them.
+    fn report(&self, endpoints: &Endpoints, skipped: &Skipped) {
+        let metric = &self.metrics.mirror_skipped;
+        metric.observe([], skipped.all as f64);
+        let about = endpoints.object_ref(&());
+        let warn = |reason, text| self.recorder.event(&about, Kind::Warning, reason, text);
+        if skipped.invalid > 0 {
+            let count = skipped.invalid;
+            warn(
+                "InvalidIPAddress",
+                format!("Skipped {count} invalid IP addresses when mirroring to EndpointSlices"),
+            );
+        }
+        if skipped.all > skipped.invalid {
+            let count = skipped.all;
+            warn(
+                "TooManyAddressesToMirror",
+                format!(
+                    "A max of {LARGEST} addresses can be mirrored to EndpointSlices per Endpoints subset. \
+                     {count} addresses were skipped"
+                ),
+            );
+        }
+    }
+}
+
+/// Addresses of Endpoints that are not mirrored.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Skipped {
+    /// All of them.
+    all: usize,
+    /// Those that are no addresses.
+    invalid: usize,
 }
 
 fn is_mirrored(service: &Service, endpoints: &Endpoints) -> bool {
@@ -110,36 +189,44 @@ fn model(endpoints: &Endpoints) -> ObjectMeta {
     }
 }
 
-/// The addresses by family and ports. An address that is both ready and not ready counts as ready.
-fn groups(endpoints: &Endpoints) -> Vec<Group> {
+/// The addresses by family and ports, and what is left out. An address that is both ready and not ready counts as ready.
+fn groups(endpoints: &Endpoints) -> (Vec<Group>, Skipped) {
     let mut groups: Vec<Group> = Vec::new();
+    let mut skipped = Skipped::default();
+    // Where the group of a family and ports is, and the addresses that it has.
+    let mut known: HashMap<String, (usize, HashSet<&str>)> = HashMap::new();
     for subset in endpoints.subsets.iter().flatten() {
         let ports = ports(subset);
+        let keys = ["IPv4", "IPv6"].map(|family| (family, pack::ports_key(family, &ports)));
         let ready = subset.addresses.iter().flatten().map(|a| (a, true));
         let waiting = subset.not_ready_addresses.iter().flatten();
-        let all = ready.chain(waiting.map(|a| (a, false)));
-        for (address, ready) in all.take(LARGEST) {
-            let Some(family) = family(address) else {
+        let mut mirrored = 0;
+        for (address, ready) in ready.chain(waiting.map(|a| (a, false))) {
+            if mirrored == LARGEST {
+                skipped.all += 1;
+                continue;
+            }
+            let family = family(address);
+            let Some((family, key)) = keys.iter().find(|(one, _)| Some(*one) == family) else {
+                skipped.all += 1;
+                skipped.invalid += 1;
                 continue;
             };
-            let made = endpoint(address, ready);
-            let same = |group: &&mut Group| group.family == family && group.ports == ports;
-            match groups.iter_mut().find(same) {
-                Some(group)
-                    if group
-                        .endpoints
-                        .iter()
-                        .any(|e| e.addresses == made.addresses) => {}
-                Some(group) => group.endpoints.push(made),
-                None => groups.push(Group {
-                    family: family.to_owned(),
+            mirrored += 1;
+            let (place, addresses) = known.entry(key.clone()).or_insert_with(|| {
+                groups.push(Group {
+                    family: (*family).to_owned(),
                     ports: ports.clone(),
-                    endpoints: vec![made],
-                }),
+                    endpoints: Vec::new(),
+                });
+                (groups.len() - 1, HashSet::new())
+            });
+            if addresses.insert(&address.ip) {
+                groups[*place].endpoints.push(endpoint(address, ready));
             }
         }
     }
-    groups
+    (groups, skipped)
 }
 
 fn family(address: &EndpointAddress) -> Option<&'static str> {
@@ -187,13 +274,14 @@ mod tests {
 
     #[test]
     fn addresses_are_grouped_by_family_and_ports() {
-        let made = groups(&endpoints(json!({"metadata": {"name": "db"}, "subsets": [
+        let (made, skipped) = groups(&endpoints(json!({"metadata": {"name": "db"}, "subsets": [
             {"addresses": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}],
              "notReadyAddresses": [{"ip": "10.0.0.2"}, {"ip": "10.0.0.1"}],
              "ports": [{"port": 80}]},
             {"addresses": [{"ip": "10.0.0.3", "hostname": "c"}], "ports": [{"port": 81, "name": "x"}]},
             {"addresses": [{"ip": "10.0.0.4"}], "ports": [{"port": 80}]},
         ]})));
+        assert_eq!(skipped, Skipped::default());
         let reported: Vec<_> = made
             .iter()
             .map(|group| {
@@ -218,6 +306,19 @@ mod tests {
                 "IPv4 81: 10.0.0.3"
             ]
         );
+    }
+
+    #[test]
+    fn of_a_subset_a_thousand_valid_addresses_are_mirrored_and_the_others_counted() {
+        let address = |n: usize| json!({"ip": format!("10.0.{}.{}", n / 250, n % 250)});
+        let many: Vec<Value> = (0..1002).map(address).collect();
+        let (made, skipped) = groups(&endpoints(json!({"subsets": [
+            {"addresses": [{"ip": "x"}], "notReadyAddresses": many, "ports": [{"port": 80}]},
+            {"addresses": [{"ip": "10.1.0.1"}, {"ip": ""}], "ports": [{"port": 80}]},
+        ]})));
+        assert_eq!((made.len(), made[0].endpoints.len()), (1, 1001));
+        let expected = Skipped { all: 4, invalid: 2 };
+        assert_eq!(skipped, expected);
     }
 
     #[test]

@@ -183,6 +183,8 @@ metrics! {
     daemon_skips: Counts "daemonset_controller_stale_sync_skips";
     /// Reconciliations of ReplicaSets and ReplicationControllers that waited because a cache was too old
     replica_skips: Counts "replicaset_controller_stale_sync_skips";
+    /// Ages of the ready pods that a ReplicaSet deletes, in times of that of its youngest one
+    deletion_age_ratio: Spread "replicaset_controller_sorting_deletion_age_ratio" from 0.25 by 2.0 times 6;
     /// Time between the scheduled time of a CronJob and the creation of its Job
     cronjob_skew: Spread "cronjob_controller_job_creation_skew_duration_seconds" from 1.0 by 2.0 times 10;
     /// Time between the expiry of a finished Job and its deletion
@@ -213,6 +215,34 @@ metrics! {
     slice_changes: Counts "endpoint_slice_controller_changes";
     /// EndpointSlices written by a reconciliation
     slices_changed: Spread "endpoint_slice_controller_endpointslices_changed_per_sync" from 1.0 by 2.0 times 8;
+    /// Endpoints added by a reconciliation
+    slice_endpoints_added: Spread "endpoint_slice_controller_endpoints_added_per_sync" from 2.0 by 2.0 times 15;
+    /// Endpoints removed by a reconciliation
+    slice_endpoints_removed: Spread "endpoint_slice_controller_endpoints_removed_per_sync" from 2.0 by 2.0 times 15;
+    /// Endpoints that EndpointSlices should have
+    slice_endpoints: Gauges "endpoint_slice_controller_endpoints_desired";
+    /// EndpointSlices
+    slices: Gauges "endpoint_slice_controller_num_endpoint_slices";
+    /// EndpointSlices that would be enough if all were full
+    slices_desired: Gauges "endpoint_slice_controller_desired_endpoint_slices";
+    /// Endpoints added to mirrored EndpointSlices by a reconciliation
+    mirror_added: Spread "endpoint_slice_mirroring_controller_endpoints_added_per_sync" from 2.0 by 2.0 times 15;
+    /// Endpoints changed in mirrored EndpointSlices by a reconciliation
+    mirror_updated: Spread "endpoint_slice_mirroring_controller_endpoints_updated_per_sync" from 2.0 by 2.0 times 15;
+    /// Endpoints removed from mirrored EndpointSlices by a reconciliation
+    mirror_removed: Spread "endpoint_slice_mirroring_controller_endpoints_removed_per_sync" from 2.0 by 2.0 times 15;
+    /// Addresses of Endpoints that are not mirrored, because they are invalid or too many
+    mirror_skipped: Spread "endpoint_slice_mirroring_controller_addresses_skipped_per_sync" from 2.0 by 2.0 times 15;
+    /// Duration of a reconciliation of Endpoints
+    mirror_seconds: Spread "endpoint_slice_mirroring_controller_endpoints_sync_duration" from 0.001 by 2.0 times 15;
+    /// Endpoints that mirrored EndpointSlices should have
+    mirror_endpoints: Gauges "endpoint_slice_mirroring_controller_endpoints_desired";
+    /// Mirrored EndpointSlices
+    mirror_slices: Gauges "endpoint_slice_mirroring_controller_num_endpoint_slices";
+    /// Mirrored EndpointSlices that would be enough if all were full
+    mirror_slices_desired: Gauges "endpoint_slice_mirroring_controller_desired_endpoint_slices";
+    /// Writes of mirrored EndpointSlices
+    mirror_changes: Counts "endpoint_slice_mirroring_controller_changes";
     /// PersistentVolumeClaims created for ephemeral volumes of pods
     ephemeral_created: Counts "ephemeral_volume_controller_create";
     /// PersistentVolumeClaims for ephemeral volumes of pods that could not be created

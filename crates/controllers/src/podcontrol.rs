@@ -7,7 +7,10 @@ use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use kube::api::ObjectMeta;
 use reconcile::{Error, Kind, Recorder, Writer};
 
-use crate::shared::{Watched, controller_reference};
+use crate::{
+    members::Member,
+    shared::{Watched, controller_reference},
+};
 
 /// The maximum length of object names.
 const NAME_LENGTH: usize = 253;
@@ -81,26 +84,42 @@ pub(crate) async fn delete<O: Watched>(
     owner: &O,
     pod: &Pod,
 ) -> Result<(), Error> {
-    let (name, about) = (
-        pod.metadata.name.as_deref().unwrap_or_default(),
-        owner.object_ref(&()),
-    );
-    match pods.delete(pod).await {
-        Ok(()) => {
-            recorder.event(
-                &about,
-                Kind::Normal,
-                "SuccessfulDelete",
-                format!("Deleted pod: {name}"),
-            );
-            Ok(())
-        }
-        Err(error) => {
-            let text = format!("Error deleting: {}", message(&error));
-            recorder.event(&about, Kind::Warning, "FailedDelete", text);
-            Err(error)
-        }
-    }
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    deleted(recorder, owner, name, pods.delete(pod).await)
+}
+
+/// The same without decoding the pod.
+pub(crate) async fn delete_member<O: Watched>(
+    pods: &Writer<Pod>,
+    recorder: &Recorder,
+    owner: &O,
+    member: &Member,
+) -> Result<(), Error> {
+    let outcome = pods.delete_entry(member.entry()).await;
+    deleted(recorder, owner, member.entry().name(), outcome)
+}
+
+/// Records the event of a deletion.
+fn deleted<O: Watched>(
+    recorder: &Recorder,
+    owner: &O,
+    name: &str,
+    outcome: Result<(), Error>,
+) -> Result<(), Error> {
+    let (kind, reason, text) = match &outcome {
+        Ok(()) => (
+            Kind::Normal,
+            "SuccessfulDelete",
+            format!("Deleted pod: {name}"),
+        ),
+        Err(error) => (
+            Kind::Warning,
+            "FailedDelete",
+            format!("Error deleting: {}", message(error)),
+        ),
+    };
+    recorder.event(&owner.object_ref(&()), kind, reason, text);
+    outcome
 }
 
 /// The API server's message, without our own prefix.

@@ -107,7 +107,13 @@ impl<K: Owner> Controller for Replicas<K> {
             outcome = match plan {
                 Plan::Nothing => Ok(()),
                 Plan::Create(count) => self.create(&*owner, wish.template, count).await,
-                Plan::Delete(members) => self.delete(&*owner, members).await,
+                Plan::Delete(members) => {
+                    for ratio in age_ratios(&active, &members, now) {
+                        let metric = &self.shared.metrics.deletion_age_ratio;
+                        metric.observe([], ratio);
+                    }
+                    self.delete(&*owner, members).await
+                }
             };
         }
         if !is_settled {
@@ -190,11 +196,8 @@ impl<K: Owner> Replicas<K> {
     }
 
     async fn delete(&self, owner: &K, members: Vec<Member>) -> Result<(), Error> {
-        let cache = self.pods.cache();
-        let deletions = members.iter().map(async |member| {
-            let pod = cache.read_entry(member.entry());
-            podcontrol::delete(&self.pods, &self.recorder, owner, &pod).await
-        });
+        let delete = |member| podcontrol::delete_member(&self.pods, &self.recorder, owner, member);
+        let deletions = members.iter().map(delete);
         reconcile::all(reconcile::join_bounded(deletions).await)
     }
 }
@@ -229,9 +232,29 @@ fn plan(
     if surplus == 0 {
         return Plan::Nothing;
     }
-    let related = related(active);
-    members::deletion_order(active, &related, now);
+    if surplus < active.len() {
+        let related = related(active);
+        members::deletion_order(active, &related, now);
+    }
     Plan::Delete(active[..surplus].to_vec())
+}
+
+/// The age of each ready pod that was chosen, in times of the age of the youngest ready one, without fractions. Nothing is
+/// chosen if all pods are deleted.
+fn age_ratios(active: &[Member], chosen: &[Member], now: Timestamp) -> Vec<f64> {
+    if chosen.len() == active.len() {
+        return Vec::new();
+    }
+    let created = |members: &[Member]| -> Vec<Timestamp> {
+        let ready = members.iter().map(Member::facts);
+        let ready = ready.filter(|facts| facts.is_ready());
+        ready.filter_map(Facts::created).collect()
+    };
+    let age = |created: Timestamp| now.duration_since(created).as_millis();
+    let youngest = created(active).into_iter().max().map_or(0, age);
+    let ages = created(chosen).into_iter().map(age);
+    ages.filter_map(|age| Some(age.checked_div(youngest)? as f64))
+        .collect()
 }
 
 fn count(pods: impl Iterator) -> i32 {
@@ -345,6 +368,26 @@ mod tests {
         );
         assert_eq!(decided(0, vec![pod("a", Some(1))]), "delete a");
         assert_eq!(decided(2000, vec![]), "create 500");
+    }
+
+    #[test]
+    fn ages_of_chosen_pods_are_compared_with_that_of_the_youngest_ready_one() {
+        let aged = |created: i64, ready: Option<i64>| {
+            let mut pod = pod("a", ready);
+            pod.metadata.creation_timestamp = Some(Time(at(created)));
+            Member::detached(Arc::new(pod))
+        };
+        let active = [aged(0, Some(1)), aged(60, Some(61)), aged(90, None)];
+        for (chosen, expected) in [
+            (&active[..1], vec![2.0]),
+            (&active[1..2], vec![1.0]),
+            (&active[2..], vec![]),
+            (&active[..], vec![]),
+        ] {
+            assert_eq!(age_ratios(&active, chosen, at(100)), expected);
+        }
+        let new = [aged(100, Some(100)), aged(0, Some(1))];
+        assert!(age_ratios(&new, &new[..1], at(100)).is_empty());
     }
 
     #[test]

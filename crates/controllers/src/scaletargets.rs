@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::discovery::{self, Resource};
 
 /// How long a discovery result is cached.
-const FRESH: Duration = Duration::from_secs(30);
+pub(crate) const FRESH: Duration = Duration::from_secs(30);
 
 /// The served kinds, cached.
 pub(crate) struct Targets {

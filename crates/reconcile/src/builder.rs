@@ -13,6 +13,7 @@ use tokio::sync::watch;
 
 use crate::{
     Controller, Key, Queue, QueueMetrics,
+    queue::LAST_RETRY,
     runner::{self, Reconciler, follow},
 };
 
@@ -93,7 +94,10 @@ pub struct Builder {
     context: Context,
     startup: Startup,
     controller: Arc<dyn Reconciler>,
-    queue: Queue<Key>,
+    /// Made of the next two unless the controller has one of its own.
+    queue: Option<Queue<Key>>,
+    retry_cap: Duration,
+    rest: Duration,
     workers: usize,
     caches: Vec<Arc<dyn Cache>>,
     follows: Vec<Follow>,
@@ -108,7 +112,9 @@ impl Builder {
             context: context.clone(),
             startup: startup.clone(),
             controller,
-            queue: Queue::default(),
+            queue: None,
+            retry_cap: LAST_RETRY,
+            rest: Duration::ZERO,
             workers: 1,
             caches: Vec::new(),
             follows: Vec::new(),
@@ -177,13 +183,13 @@ impl Builder {
 
     /// The maximum retry delay of a failing key.
     pub fn retry_cap(mut self, cap: Duration) -> Self {
-        self.queue = Queue::with_retry_cap(cap);
+        self.retry_cap = cap;
         self
     }
 
     /// How long a key is delayed after it was processed, so that changes in this period are reconciled together.
     pub fn rest(mut self, rest: Duration) -> Self {
-        self.queue = Queue::with_rest(rest);
+        self.rest = rest;
         self
     }
 
@@ -199,27 +205,30 @@ impl Builder {
         self
     }
 
-    /// A queue that the controller itself adds keys to.
+    /// A queue that the controller itself adds keys to; its retry delay and rest period are its own.
     pub fn queue(mut self, queue: &Queue<Key>) -> Self {
-        self.queue = queue.clone();
+        self.queue = Some(queue.clone());
         self
     }
 
     /// Starts the controller, which runs as long as the context. Returns immediately.
     pub fn start(self) {
         let starting = self.startup.begin(self.controller.name());
-        self.queue.measure(self.controller.name(), &self.metrics);
+        let queue = self
+            .queue
+            .unwrap_or_else(|| Queue::new(self.retry_cap, self.rest));
+        queue.measure(self.controller.name(), &self.metrics);
         let context = self.context.clone();
         self.context.spawn(self.controller.name(), async move {
             for cache in &self.caches {
                 cache.synced().await;
             }
             for follow in self.follows {
-                follow(&context, &self.queue);
+                follow(&context, &queue);
             }
             let caches: Arc<[_]> = self.caches.into();
             for _ in 0..self.workers {
-                let (controller, queue) = (self.controller.clone(), self.queue.clone());
+                let (controller, queue) = (self.controller.clone(), queue.clone());
                 let (caches, skipped) = (caches.clone(), self.skipped.clone());
                 context.spawn(controller.name(), async move {
                     loop {

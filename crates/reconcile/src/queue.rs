@@ -19,7 +19,7 @@ use crate::metrics::{Meter, QueueMetrics, Working};
 
 /// The first retry delay; doubled up to the cap.
 const FIRST_RETRY: Duration = Duration::from_millis(5);
-const LAST_RETRY: Duration = Duration::from_secs(1000);
+pub(crate) const LAST_RETRY: Duration = Duration::from_secs(1000);
 /// At this many entries of `State::resting`, those whose rest period is over are removed; later at twice as many as are left.
 const RESTING: usize = 1024;
 /// The maximum delay. Users can specify any number of seconds; without a maximum, the due time could overflow.
@@ -131,12 +131,8 @@ impl<T: Item> Queue<T> {
         Self::new(cap, Duration::ZERO)
     }
 
-    /// A queue that delays a key for this rest period after it was processed.
-    pub fn with_rest(rest: Duration) -> Self {
-        Self::new(LAST_RETRY, rest)
-    }
-
-    fn new(cap: Duration, rest: Duration) -> Self {
+    /// A queue with this maximum retry delay, that delays a key for the rest period after it was processed.
+    pub(crate) fn new(cap: Duration, rest: Duration) -> Self {
         let state = State {
             ready: VecDeque::new(),
             dirty: HashSet::new(),
@@ -411,7 +407,7 @@ mod tests {
     #[tokio::test]
     async fn a_key_that_was_worked_on_rests_and_then_comes_once() {
         let rest = Duration::from_secs(3600);
-        let queue = Queue::with_rest(rest);
+        let queue = Queue::new(LAST_RETRY, rest);
         queue.add("a");
         let held = queue.next().await;
         queue.add("a");
@@ -427,7 +423,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_worker_may_let_a_key_rest_longer_but_not_shorter() {
-        let queue = Queue::with_rest(Duration::from_secs(60));
+        let queue = Queue::new(LAST_RETRY, Duration::from_secs(60));
         for (asked, expected) in [(3600, 3600), (1, 60)] {
             queue.add("a");
             let mut held = queue.next().await;

@@ -3,9 +3,12 @@
 //! lags behind for too long is marked, and no controller that reads it reconciles until it has
 //! caught up.
 
-use std::{fmt::Debug, time::Duration};
+use std::{fmt::Debug, sync::Arc, time::Duration};
 
-use client::{Api, Informer, ToJson, informer::Object};
+use client::{
+    Api, Informer, ToJson,
+    informer::{Entry, Object},
+};
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::{
     Resource,
@@ -16,12 +19,16 @@ use kube::{
 };
 use serde::Deserialize;
 use serde_json::Value;
+use tokio::sync::Semaphore;
 use tracing::warn;
 
 use crate::{Error, StatusPatch};
 
 /// How long a write waits for the informer.
 const CACHE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How many creates and deletions of a writer are in flight at once, of all workers of its controller: more of them take
+/// memory and are not done earlier.
+const IN_FLIGHT: usize = 128;
 
 /// What most writers need of the response to a write: the rest is not decoded.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -37,6 +44,7 @@ pub struct Written {
 pub struct Writer<K> {
     client: kube::Client,
     informer: Informer<K>,
+    in_flight: Arc<Semaphore>,
 }
 
 impl<K> Clone for Writer<K> {
@@ -44,6 +52,7 @@ impl<K> Clone for Writer<K> {
         Self {
             client: self.client.clone(),
             informer: self.informer.clone(),
+            in_flight: self.in_flight.clone(),
         }
     }
 }
@@ -54,7 +63,11 @@ where
 {
     /// Writes with `client`, waits for `informer`.
     pub fn new(client: kube::Client, informer: Informer<K>) -> Self {
-        Self { client, informer }
+        Self {
+            client,
+            informer,
+            in_flight: Arc::new(Semaphore::new(IN_FLIGHT)),
+        }
     }
 
     /// The informer that this writer waits for.
@@ -86,10 +99,16 @@ where
     where
         K: Resource<Scope = NamespaceResourceScope>,
     {
+        // The semaphore is never closed.
+        let permit = self.in_flight.acquire().await;
         let body = object.to_json().map_err(kube::Error::SerdeError)?;
         let request = Request::new(K::url_path(&(), Some(namespace)));
-        self.send(request.create(&PostParams::default(), body))
-            .await
+        let created = self
+            .answer(request.create(&PostParams::default(), body))
+            .await?;
+        drop(permit);
+        self.reached(&created.resource_version).await;
+        Ok(created)
     }
 
     /// Replaces an object, with its resourceVersion as a precondition.
@@ -174,25 +193,49 @@ where
         K: Resource<Scope = NamespaceResourceScope>,
     {
         let meta = object.meta();
-        let namespace = meta.namespace.clone().unwrap_or_default();
-        let name = meta.name.clone().unwrap_or_default();
-        let uid = meta.uid.clone().unwrap_or_default();
+        let namespace = meta.namespace.as_deref().unwrap_or_default();
+        let name = meta.name.as_deref().unwrap_or_default();
+        let uid = meta.uid.as_deref().unwrap_or_default();
+        self.delete_named((namespace, name, uid), policy).await
+    }
+
+    /// Deletes the object of an entry like [`Writer::delete`], without decoding it.
+    pub async fn delete_entry(&self, entry: &Entry<K>) -> Result<(), Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+    {
+        let identity = (entry.namespace(), entry.name(), &*entry.uid());
+        self.delete_named(identity, PropagationPolicy::Background)
+            .await
+    }
+
+    /// Deletes the object of this namespace, name and uid.
+    async fn delete_named(
+        &self,
+        (namespace, name, uid): (&str, &str, &str),
+        policy: PropagationPolicy,
+    ) -> Result<(), Error>
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+    {
         let preconditions = Preconditions {
-            uid: Some(uid.clone()),
+            uid: Some(uid.to_owned()),
             resource_version: None,
         };
         let mut params = DeleteParams::default().preconditions(preconditions);
         params.propagation_policy = Some(policy);
-        match self.api(&namespace).delete(&name, &params).await {
-            Ok(_) => {}
-            Err(kube::Error::Api(status)) if status.code == 404 => {}
-            // Another object has the name: this one is gone.
-            Err(kube::Error::Api(status)) if status.code == 409 => {}
+        // The semaphore is never closed.
+        let permit = self.in_flight.acquire().await;
+        match self.api(namespace).delete(name, &params).await {
+            Ok(()) => {}
+            // Another object has the name, or none: this one is gone.
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
             Err(error) => return Err(error.into()),
         }
+        drop(permit);
         let shown = self
             .informer
-            .left_within(&namespace, &name, &uid, CACHE_TIMEOUT)
+            .left_within(namespace, name, uid, CACHE_TIMEOUT)
             .await;
         self.warn_unless(shown);
         Ok(())
@@ -288,10 +331,18 @@ where
         &self,
         request: Result<http::Request<Vec<u8>>, request::Error>,
     ) -> Result<Written, Error> {
-        let request = request.map_err(kube::Error::BuildRequest)?;
-        let written = read(&self.client.request_text(request).await?)?;
+        let written = self.answer(request).await?;
         self.reached(&written.resource_version).await;
         Ok(written)
+    }
+
+    /// Sends a write and reads the answer.
+    async fn answer(
+        &self,
+        request: Result<http::Request<Vec<u8>>, request::Error>,
+    ) -> Result<Written, Error> {
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        Ok(read(&self.client.request_text(request).await?)?)
     }
 
     async fn reached(&self, version: &str) {

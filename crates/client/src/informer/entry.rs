@@ -44,6 +44,11 @@ impl<K> Entry<K> {
         self.slot.key().1
     }
 
+    /// The object's uid; empty if it has none.
+    pub fn uid(&self) -> String {
+        String::from_utf8_lossy(&self.slot.uid()).into_owned()
+    }
+
     /// The object's summary; `None` if the informer has none of this type.
     pub fn summary<S: 'static>(&self) -> Option<&S> {
         self.slot.summary()?.downcast_ref()

@@ -135,7 +135,7 @@ impl Slot {
     }
 
     /// The uid; empty if there is none.
-    fn uid(&self) -> Vec<u8> {
+    pub(super) fn uid(&self) -> Vec<u8> {
         match &self.form {
             Form::Typed(object) => {
                 let uid = object.meta().uid.as_deref();

@@ -238,10 +238,10 @@ impl Daemons {
             async move { podcontrol::create(&self.pods, &self.recorder, set, &pod).await }
         })
         .await;
-        let deletions = plan.delete.iter().map(async |pod| {
-            let pod = self.pods.cache().read_entry(pod.member().entry());
-            podcontrol::delete(&self.pods, &self.recorder, set, &pod).await
-        });
+        let deletions = plan
+            .delete
+            .iter()
+            .map(|pod| podcontrol::delete_member(&self.pods, &self.recorder, set, pod.member()));
         let deleted = reconcile::all(reconcile::join_bounded(deletions).await);
         created.and(deleted)
     }

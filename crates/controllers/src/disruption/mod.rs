@@ -27,7 +27,7 @@ use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Writer, conditio
 use crate::{
     intorpercent::scaled,
     pods::{is_deleting, is_ready, is_terminal},
-    scaletargets::Targets,
+    scaletargets::{self, Targets},
     selecting::{Selecting, keys_selecting},
     shared::{REST, Shared, controller_of, rest_of_pods, selected_in},
 };
@@ -83,6 +83,8 @@ pub fn start(shared: &Arc<Shared>) {
         .reads(&controller.stateful_sets)
         .reads(&controller.controllers)
         .workers(2)
+        // Nothing else tells when a kind gets its scale subresource.
+        .retry_cap(scaletargets::FRESH)
         .rest(REST)
         .start();
 }

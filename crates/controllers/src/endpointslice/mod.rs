@@ -2,6 +2,7 @@
 //! change as little as possible.
 
 pub(crate) mod pack;
+pub(crate) mod tally;
 mod topology;
 pub(crate) mod trigger;
 pub(crate) mod view;
@@ -20,11 +21,12 @@ use parking_lot::Mutex;
 use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer};
 
 use crate::{
-    metrics::Metrics,
+    metrics::{Metrics, Spread},
     shared::{REST, Shared, controller_reference, rest_of_pods, selected_in},
 };
 use kube::{Resource, api::ObjectMeta};
 use pack::{Change, pack};
+use tally::{Sizes, Tally};
 use topology::Shares;
 use trigger::{TriggerTimes, annotate_changes};
 use view::{Group, MANAGED_BY, SERVICE_NAME, desired};
@@ -47,6 +49,7 @@ struct Slices {
     shares: Mutex<topology::Known>,
     trigger_times: TriggerTimes,
     metrics: Metrics,
+    sizes: Sizes,
 }
 
 /// Starts the controller.
@@ -61,6 +64,11 @@ pub fn start(shared: &Arc<Shared>) {
         shares: Mutex::default(),
         trigger_times: TriggerTimes::default(),
         metrics: shared.metrics.clone(),
+        sizes: Sizes::new([
+            &shared.metrics.slice_endpoints,
+            &shared.metrics.slices,
+            &shared.metrics.slices_desired,
+        ]),
     });
     let hinted = controller.clone();
     let concerned = view::services_of_pod(&controller.services);
@@ -120,15 +128,21 @@ impl Controller for Slices {
         };
         let changes = match wanted {
             Some((service, groups, trigger)) => {
+                let (known, sizes) = (existing.clone(), tally::sizes(&groups));
                 let mut changes = pack(&model(service), groups, existing);
                 // The garbage collector deletes the slices of a Service that is being deleted.
                 if service.metadata.deletion_timestamp.is_some() {
                     changes.retain(|change| !matches!(change, Change::Create(_)));
                 }
                 annotate_changes(&mut changes, trigger);
+                self.sizes.set(key, &sizes, known.len(), &changes);
+                self.tally(&Tally::new(&known, &changes));
                 changes
             }
-            None => existing.into_iter().map(Change::Delete).collect(),
+            None => {
+                self.sizes.set(key, &[], 0, &[]);
+                existing.into_iter().map(Change::Delete).collect()
+            }
         };
         let written = pack::write(&self.slices, &key.namespace, &changes).await;
         self.count(service.as_deref(), &changes, written.is_ok());
@@ -137,19 +151,20 @@ impl Controller for Slices {
 }
 
 impl Slices {
+    fn tally(&self, tally: &Tally) {
+        let observe = |metric: &Spread, count: usize| metric.observe([], count as f64);
+        observe(&self.metrics.slice_endpoints_added, tally.added);
+        observe(&self.metrics.slice_endpoints_removed, tally.removed);
+    }
+
     fn count(&self, service: Option<&Service>, changes: &[Change], is_ok: bool) {
         let result = if is_ok { "success" } else { "error" };
         self.metrics.slice_syncs.add([("result", result)], 1);
         let changed = &self.metrics.slices_changed;
         changed.observe(preferences(service), changes.len() as f64);
         for change in changes {
-            let operation = match change {
-                Change::Create(_) => "create",
-                Change::Update(_) => "update",
-                Change::Delete(_) => "delete",
-            };
             let metric = &self.metrics.slice_changes;
-            metric.add([("operation", operation)], 1);
+            metric.add([("operation", change.operation())], 1);
         }
     }
 

@@ -4,13 +4,14 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
 use kube::api::ObjectMeta;
 use reconcile::{Error, Writer};
 
 use super::view::Group;
 
-const LARGEST: usize = 100;
+/// The most endpoints of a slice.
+pub(super) const LARGEST: usize = 100;
 
 /// A write.
 #[derive(Debug)]
@@ -20,25 +21,43 @@ pub(crate) enum Change {
     Delete(Arc<EndpointSlice>),
 }
 
+impl Change {
+    /// Its name in metrics.
+    pub(crate) fn operation(&self) -> &'static str {
+        match self {
+            Self::Create(_) => "create",
+            Self::Update(_) => "update",
+            Self::Delete(_) => "delete",
+        }
+    }
+}
+
 /// The changes that make `existing` contain exactly `groups`. New slices start with the metadata of
 /// `model`, and all slices get its labels and annotations.
 pub(crate) fn pack(
     model: &ObjectMeta,
     groups: Vec<Group>,
-    mut existing: Vec<Arc<EndpointSlice>>,
+    existing: Vec<Arc<EndpointSlice>>,
 ) -> Vec<Change> {
+    // There may be thousands of both: Endpoints that a user writes can have a group for each address.
+    let mut by_ports: BTreeMap<String, Vec<Arc<EndpointSlice>>> = BTreeMap::new();
+    for slice in existing {
+        let ports = slice.ports.as_deref().unwrap_or_default();
+        let key = ports_key(&slice.address_type, ports);
+        by_ports.entry(key).or_default().push(slice);
+    }
     let mut changes = Vec::new();
     for group in groups {
-        let same = |slice: &Arc<EndpointSlice>| {
-            slice.address_type == group.family
-                && slice.ports.clone().unwrap_or_default() == group.ports
-        };
-        let (mine, others) = existing.into_iter().partition(same);
-        existing = others;
-        changes.extend(pack_group(model, group, mine));
+        let mine = by_ports.remove(&ports_key(&group.family, &group.ports));
+        changes.extend(pack_group(model, group, mine.unwrap_or_default()));
     }
-    changes.extend(existing.into_iter().map(Change::Delete));
+    changes.extend(by_ports.into_values().flatten().map(Change::Delete));
     reuse(changes)
+}
+
+/// A text that is the same for slices of the same family and ports, and only for these.
+pub(crate) fn ports_key(family: &str, ports: &[EndpointPort]) -> String {
+    format!("{family} {ports:?}")
 }
 
 /// Turns a deletion and a creation of slices of the same owner and family into one update.
@@ -46,6 +65,9 @@ fn reuse(changes: Vec<Change>) -> Vec<Change> {
     let is_delete = |change: &Change| matches!(change, Change::Delete(_));
     let (mut deleted, mut changes): (Vec<_>, Vec<_>) = changes.into_iter().partition(is_delete);
     for change in &mut changes {
+        if deleted.is_empty() {
+            break;
+        }
         let Change::Create(new) = change else {
             continue;
         };

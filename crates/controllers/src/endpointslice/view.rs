@@ -20,7 +20,7 @@ use k8s_openapi::{
 };
 use reconcile::{Key, Selector};
 
-use super::topology;
+use super::{pack::ports_key, topology};
 use crate::{
     pods::{is_deleting, is_ready, is_terminal},
     shared::{SELECTS, SERVICE, selected_key},
@@ -217,24 +217,22 @@ pub(crate) fn desired(
     let mut groups: Vec<Group> = Vec::new();
     for family in families.unwrap_or_else(|| vec!["IPv4".into()]) {
         let first = groups.len();
+        let mut places: BTreeMap<String, usize> = BTreeMap::new();
         for pod in pods.iter().filter(|pod| !is_terminal(pod)) {
             let Some(endpoint) = endpoint(pod, service, &family, &zone) else {
                 continue;
             };
             let ports = ports(service, Some(pod));
-            match groups[first..]
-                .iter_mut()
-                .find(|group| group.ports == ports)
-            {
-                Some(group) => group.endpoints.push(endpoint),
-                None => {
-                    groups.push(Group {
-                        family: family.clone(),
-                        ports,
-                        endpoints: vec![endpoint],
-                    });
-                }
-            }
+            // Named ports can have another number in each pod.
+            let place = places.entry(ports_key(&family, &ports)).or_insert_with(|| {
+                groups.push(Group {
+                    family: family.clone(),
+                    ports,
+                    endpoints: Vec::new(),
+                });
+                groups.len() - 1
+            });
+            groups[*place].endpoints.push(endpoint);
         }
         if groups.len() == first {
             let ports = Vec::new();

@@ -5,6 +5,7 @@
 mod behavior;
 mod calculator;
 mod metrics;
+mod rivals;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -39,6 +40,7 @@ use self::{
     behavior::{Bounds, History},
     calculator::{Proposal, Tolerances, Workload},
     metrics::{MetricsClient, millis},
+    rivals::Selectors,
     status::set_condition,
 };
 use crate::{
@@ -62,6 +64,8 @@ struct Autoscalers {
     recorder: Recorder,
     /// Guards the state of each autoscaler; never held across an await.
     memory: Mutex<HashMap<Key, Memory>>,
+    /// Guards the selectors of all autoscalers; never held across an await.
+    selectors: Mutex<Selectors>,
 }
 
 /// An autoscaler's state between two evaluations.
@@ -70,7 +74,6 @@ struct Memory {
     history: History,
     /// The spec and time of the last evaluation.
     seen: Option<(HorizontalPodAutoscalerSpec, Timestamp)>,
-    selector: Option<Selector>,
 }
 
 /// Starts the controller.
@@ -83,6 +86,7 @@ pub fn start(shared: &Arc<Shared>) {
         targets: Targets::new(shared.client(ACCOUNT)),
         recorder: shared.recorder(ACCOUNT, "horizontal-pod-autoscaler"),
         memory: Mutex::default(),
+        selectors: Mutex::default(),
     });
     shared
         .controller(&controller)
@@ -104,6 +108,7 @@ impl Controller for Autoscalers {
         metrics.autoscalers.set([], count);
         let Some(autoscaler) = self.autoscalers.cache().get(&key.namespace, &key.name) else {
             self.memory.lock().remove(key);
+            self.selectors.lock().remove(key);
             metrics.autoscaler_replicas.remove(this);
             return Ok(Action::Done);
         };
@@ -169,29 +174,6 @@ impl Autoscalers {
         memory.seen = Some((spec, now));
         None
     }
-
-    /// Other autoscalers whose selector matches one of these pods.
-    fn rivals(&self, key: &Key, pods: &[Arc<Pod>]) -> Vec<String> {
-        let memory = self.memory.lock();
-        let others = memory.iter();
-        let others = others.filter(|(other, _)| other.namespace == key.namespace && *other != key);
-        let rivals = others.filter(|(_, memory)| {
-            let selector = memory.selector.as_ref();
-            selector.is_some_and(|selector| pods.iter().any(|pod| selects(selector, pod)))
-        });
-        let mut rivals: Vec<String> = rivals.map(|(key, _)| key.to_string()).collect();
-        rivals.sort();
-        rivals
-    }
-}
-
-fn selects(selector: &Selector, pod: &Pod) -> bool {
-    let labels = pod.metadata.labels.as_ref();
-    selector.matches(|key| {
-        labels
-            .and_then(|labels| labels.get(key))
-            .map(String::as_str)
-    })
 }
 
 /// One evaluation of one autoscaler; updates the status on the way.
@@ -481,10 +463,11 @@ impl Look<'_> {
         let pods = labelled_in(&self.controller.pods, namespace, required, |pod| {
             selector.matches(|label| pod.label(label))
         });
-        if let Some(memory) = self.controller.memory.lock().get_mut(self.key) {
-            memory.selector = Some(selector.clone());
-        }
-        let rivals = self.controller.rivals(self.key, &pods);
+        let rivals = {
+            let mut selectors = self.controller.selectors.lock();
+            selectors.set(self.key, &selector);
+            selectors.rivals(self.key, &pods)
+        };
         if rivals.is_empty() {
             return Ok((selector, pods));
         }
