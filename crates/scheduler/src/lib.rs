@@ -38,6 +38,7 @@ mod run;
 mod samples;
 mod spec_memo;
 pub mod template;
+mod token_volume;
 mod verdicts;
 #[cfg(test)]
 mod wakeups;

@@ -14,6 +14,7 @@ use serde_json::value::RawValue;
 use crate::{
     spec_memo::{Metadata, Outline, Status},
     template::Template,
+    token_volume::Pattern,
 };
 
 /// How many specs are remembered.
@@ -44,7 +45,7 @@ struct Recent {
     labels: Option<BTreeMap<String, String>>,
     owners: Option<String>,
     /// The spec up to where its `nodeName` is or would be, and from there on.
-    before: String,
+    before: Pattern,
     after: String,
     template: Weak<Template>,
 }
@@ -132,7 +133,7 @@ impl RememberedSpec {
             owners: metadata
                 .owner_references
                 .map(|owners| owners.get().to_owned()),
-            before,
+            before: Pattern::new(before),
             after,
             template: Weak::new(),
         }))
@@ -142,7 +143,7 @@ impl RememberedSpec {
 impl Recent {
     /// Whether the text begins with this spec: its node, if it has one, and the text after the spec.
     fn matches<'a>(&self, text: &'a str) -> Option<(Option<&'a str>, &'a str)> {
-        let rest = text.strip_prefix(self.before.as_str())?;
+        let rest = self.before.strip(text)?;
         let Some(named) = rest.strip_prefix(r#","nodeName":""#) else {
             return Some((None, rest.strip_prefix(self.after.as_str())?));
         };

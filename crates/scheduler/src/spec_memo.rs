@@ -25,7 +25,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use crate::{recent_specs::RememberedSpec, template::Template};
+use crate::{recent_specs::RememberedSpec, template::Template, token_volume::suffixes};
 
 /// A pod with the fields that change between its versions decoded, and the others as JSON text.
 #[derive(Deserialize)]
@@ -68,10 +68,15 @@ pub(crate) struct Status {
     nominated_node_name: Option<String>,
     conditions: Option<Vec<PodCondition>>,
     resource_claim_statuses: Option<Vec<PodResourceClaimStatus>>,
-    container_statuses: Option<IgnoredAny>,
-    init_container_statuses: Option<IgnoredAny>,
+    container_statuses: Option<Vec<ContainerStatus>>,
+    init_container_statuses: Option<Vec<ContainerStatus>>,
     resources: Option<IgnoredAny>,
     allocated_resources: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+struct ContainerStatus {
+    resources: Option<IgnoredAny>,
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Spec<'a> {
@@ -135,8 +140,9 @@ impl<'a> Outline<'a> {
     /// For a running pod the resources in its status count as well as the requests in its spec.
     fn is_plain(&self) -> bool {
         self.status.as_ref().is_none_or(|status| {
-            status.container_statuses.is_none()
-                && status.init_container_statuses.is_none()
+            let statuses = [&status.container_statuses, &status.init_container_statuses];
+            let mut statuses = statuses.into_iter().flatten().flatten();
+            statuses.all(|container| container.resources.is_none())
                 && status.resources.is_none()
                 && status.allocated_resources.is_none()
         })
@@ -194,7 +200,11 @@ impl SpecMemo {
         let mut put = |part: Option<&str>| {
             let length = part.map_or(u64::MAX, |part| part.len() as u64);
             all.extend_from_slice(&length.to_le_bytes());
+            let start = all.len();
             all.extend_from_slice(part.unwrap_or_default().as_bytes());
+            for suffix in suffixes(part.unwrap_or_default()) {
+                all[start + suffix.start..start + suffix.end].fill(b'*');
+            }
         };
         put(metadata.namespace.as_deref());
         put(metadata.owner_references.map(RawValue::get));

@@ -233,6 +233,7 @@ mod tests {
                     r#","status":{}"#,
                     r#","status":{"phase":"Failed"}"#,
                     r#","status":{"phase":"Pending","conditions":[{"type":"PodScheduled","status":"False","reason":"r"}]}"#,
+                    r#","status":{"phase":"Running","containerStatuses":[{"name":"c","ready":true,"restartCount":0,"image":"i","imageID":"i"}]}"#,
                     r#","status":{"containerStatuses":[{"name":"c","ready":true,"restartCount":0,"image":"i","imageID":"i","resources":{"requests":{"cpu":"3"}}}]}"#,
                 ],
             );
