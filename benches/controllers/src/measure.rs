@@ -171,7 +171,7 @@ impl Measure {
 
 /// The pause before the next look after this time: looks cost the measured processes CPU time, too.
 fn pause(elapsed: Duration) -> Duration {
-    (elapsed / 25).clamp(Duration::from_millis(100), Duration::from_secs(2))
+    (elapsed / 25).clamp(Duration::from_millis(10), Duration::from_secs(2))
 }
 
 /// The CPU time in `/proc/PID/stat`, of the process without its children.
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn the_longer_a_step_takes_the_less_often_it_is_looked_at() {
-        for (seconds, milliseconds) in [(0, 100), (10, 400), (60, 2000)] {
+        for (seconds, milliseconds) in [(0, 10), (10, 400), (60, 2000)] {
             let pause = pause(Duration::from_secs(seconds));
             assert_eq!(pause, Duration::from_millis(milliseconds), "{seconds}");
         }

@@ -1,6 +1,6 @@
 //! The scenarios.
 
-use std::time::Duration;
+use std::{cell::Cell, time::Duration};
 
 use anyhow::Result;
 use client::Api;
@@ -114,13 +114,17 @@ async fn deployments(
     };
     let created = stream::iter(&names).map(create).buffer_unordered(PARALLEL);
     created.try_collect::<()>().await?;
+    // Each is looked at until it is ready, one after the other: lists of all would cost more than what is measured.
+    let next = Cell::new(0);
     let settled = || async {
-        let listed = api.list(&ListParams::default()).await?;
-        let ready = |deployment: &Deployment| {
-            let status = deployment.status.as_ref();
-            status.and_then(|status| status.ready_replicas).unwrap_or(0)
-        };
-        Ok(listed.iter().map(ready).sum::<i32>() as usize == total)
+        while let Some(name) = names.get(next.get()) {
+            let status = api.get(name).await?.status.unwrap_or_default();
+            if status.ready_replicas.unwrap_or(0) as usize != replicas {
+                return Ok(false);
+            }
+            next.set(next.get() + 1);
+        }
+        Ok(true)
     };
     let what = format!("{name}: {count} Deployments of {replicas}");
     measure.until(&what, total, begun, settled).await?;

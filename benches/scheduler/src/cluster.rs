@@ -11,7 +11,8 @@ use http_body_util::BodyExt;
 use kube::{Client, client::Body};
 
 use crate::{
-    Load, churn, objects, process,
+    Load, churn, objects,
+    process::{self, Memory},
     shapes::{SHAPES, Shape},
     subject::{Options, Server, Subject},
 };
@@ -26,15 +27,15 @@ struct Seen {
     rate: f64,
     /// CPU time of the server and the scheduler per pod.
     cpu: Duration,
-    /// The scheduler's memory in megabytes; the server's if the scheduler is in its process.
-    memory: u64,
+    /// The scheduler's memory; the server's if the scheduler is in its process.
+    memory: Memory,
 }
 
 /// Measures every shape whose pods fit.
 pub(crate) async fn run(load: &Load, options: &Options) -> Result<()> {
     println!(
-        "{:<28} {:<16} {:>9} {:>8} {:>10} {:>8} {:>8} {:>8}",
-        "shape", "scheduler", "pods/s", "placed", "us of CPU", "MB", "x floor", "ratio"
+        "{:<28} {:<16} {:>9} {:>8} {:>10} {:>12} {:>8} {:>8}",
+        "shape", "scheduler", "pods/s", "placed", "us of CPU", "MB (anon)", "x floor", "ratio"
     );
     for shape in SHAPES
         .iter()
@@ -69,7 +70,7 @@ fn print(shape: &Shape, subject: &str, seen: &Seen, ratio: Option<f64>) {
     });
     let ratio = ratio.map_or(String::new(), |ratio| format!("{ratio:.1}"));
     println!(
-        "{:<28} {subject:<16} {:>9.0} {:>8} {:>10} {:>8} {floor:>8} {ratio:>8}",
+        "{:<28} {subject:<16} {:>9.0} {:>8} {:>10} {:>12} {floor:>8} {ratio:>8}",
         shape.name,
         seen.rate,
         seen.placed,
@@ -106,7 +107,7 @@ async fn on_own_server(
     let (own, scheduler) = server.processes();
     let processes: Vec<u32> = [own].into_iter().chain(scheduler).collect();
     let spent = process::cpu(&processes).saturating_sub(cpu);
-    let memory = process::memory(&[scheduler.unwrap_or(own)]).unwrap_or(0);
+    let memory = Memory::of(&[scheduler.unwrap_or(own)]);
     if counter.count() == 0 {
         bail!("no pod got a node\n{}", server.log());
     }
@@ -131,7 +132,7 @@ async fn elsewhere(client: &Client, load: &Load, shape: &Shape, options: &Option
         () = counter.reach(wanted) => Ok(()),
     }?;
     let spent = process::cpu(&options.pid).saturating_sub(cpu);
-    let memory = process::memory(&options.pid).unwrap_or(0);
+    let memory = Memory::of(&options.pid);
     let seen = counter.seen(spent, memory);
     objects::remove(client, load).await?;
     Ok(seen)
@@ -253,7 +254,7 @@ impl Counter {
         }
     }
 
-    fn seen(&self, spent: Duration, memory: u64) -> Seen {
+    fn seen(&self, spent: Duration, memory: Memory) -> Seen {
         let load = |number: &AtomicUsize| number.load(Ordering::Relaxed);
         let count = load(&self.count);
         let micros = load(&self.last).saturating_sub(load(&self.first)).max(1);

@@ -119,6 +119,8 @@ fn controllers(server: &Arc<ApiServer>, pki: &Arc<Pki>) -> controllers::Controll
 
 /// Our scheduler, as a client of any cluster.
 pub(crate) async fn schedule(kubeconfig: &Path) -> Result<()> {
+    // As the server does.
+    allocator::purge_in_background();
     run_scheduler(client::from_kubeconfig(kubeconfig)?).await
 }
 

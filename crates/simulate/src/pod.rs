@@ -2,19 +2,22 @@
 
 use std::{
     borrow::Cow,
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
 use client::{Api, FromJson, Informer};
 use jiff::Timestamp;
-use k8s_openapi::{NamespaceResourceScope, api::core::v1::Pod};
+use k8s_openapi::{
+    NamespaceResourceScope, api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Time,
+};
 use kube::{
     Resource,
     api::{DeleteParams, ObjectMeta, Patch, PatchParams, Preconditions},
 };
 use reconcile::{Action, Controller, Error, Key};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// An annotation of pods: after how many seconds of running they succeed.
@@ -42,15 +45,60 @@ enum Phase {
     Ended,
 }
 
-impl From<Pod> for SimulatedPod {
-    fn from(pod: Pod) -> Self {
+/// The JSON of these parts. The rest of a pod, which is most of it, is skipped and not decoded.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Document {
+    metadata: Metadata,
+    spec: Option<Spec>,
+    status: Option<Status>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct Metadata {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    generation: Option<i64>,
+    deletion_timestamp: Option<Time>,
+    annotations: Option<HashMap<String, Option<String>>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct Spec {
+    node_name: Option<String>,
+    host_network: Option<bool>,
+    containers: Option<Vec<Container>>,
+    init_containers: Option<Vec<Container>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Container {
+    name: Option<String>,
+    image: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct Status {
+    phase: Option<String>,
+    start_time: Option<Time>,
+}
+
+impl From<Document> for SimulatedPod {
+    fn from(pod: Document) -> Self {
         let (meta, spec) = (pod.metadata, pod.spec.unwrap_or_default());
         let status = pod.status.unwrap_or_default();
-        let annotations = meta.annotations.unwrap_or_default();
-        let named = |containers: Vec<k8s_openapi::api::core::v1::Container>| {
-            let containers = containers.into_iter();
+        let exit_after = meta.annotations.as_ref();
+        let exit_after = exit_after.and_then(|all| all.get(EXIT_AFTER));
+        let named = |containers: Option<Vec<Container>>| {
+            let containers = containers.into_iter().flatten();
             containers
-                .map(|one| (one.name, one.image.unwrap_or_default()))
+                .map(|one| (one.name.unwrap_or_default(), one.image.unwrap_or_default()))
                 .collect()
         };
         Self {
@@ -62,17 +110,15 @@ impl From<Pod> for SimulatedPod {
                 _ => Phase::Pending,
             },
             started: status.start_time.map(|time| time.0),
-            exit_after: annotations
-                .get(EXIT_AFTER)
-                .and_then(|text| text.parse().ok()),
             containers: match status.phase.as_deref() {
-                Some("Running") if !annotations.contains_key(EXIT_AFTER) => Box::default(),
+                Some("Running") if exit_after.is_none() => Box::default(),
                 _ => named(spec.containers),
             },
             init_containers: match status.phase.as_deref() {
                 Some("Running") => Box::default(),
-                _ => named(spec.init_containers.unwrap_or_default()),
+                _ => named(spec.init_containers),
             },
+            exit_after: exit_after.and_then(|text| text.as_ref()?.parse().ok()),
             metadata: ObjectMeta {
                 name: meta.name,
                 namespace: meta.namespace,
@@ -88,7 +134,7 @@ impl From<Pod> for SimulatedPod {
 
 impl FromJson for SimulatedPod {
     fn from_json(text: &str) -> Result<Self, serde_json::Error> {
-        Pod::from_json(text).map(Self::from)
+        serde_json::from_str::<Document>(text).map(Self::from)
     }
 }
 
@@ -338,6 +384,46 @@ mod tests {
         let short = pod(running, short, false);
         assert_eq!(decide(&short, at(20)), Step::Wait(Duration::from_secs(20)));
         assert_eq!(decide(&short, at(40)), Step::Exit);
+    }
+
+    #[test]
+    fn what_a_kubelet_reads_of_a_pod_is_what_its_decoded_form_has() {
+        let text = json!({
+            "kind": "Pod", "metadata": {
+                "name": "a", "namespace": "d", "uid": "u", "resourceVersion": "7", "generation": 2,
+                "deletionTimestamp": "1970-01-01T00:00:09Z",
+                "annotations": {"other": null, EXIT_AFTER: "30"}, "managedFields": [{"manager": "m"}],
+            },
+            "spec": {"nodeName": "n", "hostNetwork": true, "tolerations": [{"key": null}],
+                "initContainers": [{"name": "i", "image": null}],
+                "containers": [{"name": "c", "image": "x", "env": [{"name": "A"}]}]},
+            "status": {"phase": "Pending", "startTime": null, "conditions": [{"type": "Ready"}]},
+        });
+        let read = SimulatedPod::from_json(&text.to_string()).unwrap();
+        let full = Pod::from_json(&text.to_string()).unwrap();
+        assert_eq!(
+            read.metadata.deletion_timestamp,
+            full.metadata.deletion_timestamp
+        );
+        assert_eq!(
+            read.metadata.resource_version,
+            full.metadata.resource_version
+        );
+        assert_eq!(
+            (read.metadata.uid, read.metadata.generation),
+            (full.metadata.uid, full.metadata.generation)
+        );
+        assert_eq!(
+            (read.node.as_str(), read.host_network, read.exit_after),
+            ("n", true, Some(30))
+        );
+        assert_eq!(*read.containers, [("c".to_owned(), "x".to_owned())]);
+        assert_eq!(*read.init_containers, [("i".to_owned(), String::new())]);
+        for broken in ["{", "7", r#"{"metadata": {"name": 7}}"#] {
+            assert!(SimulatedPod::from_json(broken).is_err(), "{broken}");
+        }
+        let bare = SimulatedPod::from_json(r#"{"metadata": {"annotations": null}, "spec": null}"#);
+        assert_eq!(bare.unwrap().phase, Phase::Pending);
     }
 
     #[test]
