@@ -330,36 +330,20 @@ impl Metrics {
             "How long servers took to answer forwarded queries.",
             &self.forwarded,
         );
-        let counters: [(&str, &str, &[(&str, &str)], &Counter); 4] = [
-            (
-                "coredns_cache_prefetch_total",
-                "Answers that were asked for again before they expired.",
-                &CACHE,
-                &self.prefetches,
-            ),
-            (
-                "coredns_cache_served_stale_total",
-                "Expired answers that were sent.",
-                &CACHE,
-                &self.stale,
-            ),
-            (
-                "coredns_forward_max_concurrent_rejects_total",
-                "Queries that were not forwarded since too many were pending.",
-                &[],
-                &self.rejected,
-            ),
-            (
-                "coredns_panics_total",
-                "Panics while answering.",
-                &[],
-                &self.panics,
-            ),
-        ];
-        for (name, help, labels, counter) in counters {
+        let mut counter = |name, help, labels: &[(&str, &str)], counter: &Counter| {
             page.family(name, "counter", help);
             page.sample(name, labels, counter.get() as f64, None);
-        }
+        };
+        let name = "coredns_cache_prefetch_total";
+        let help = "Answers that were asked for again before they expired.";
+        counter(name, help, &CACHE, &self.prefetches);
+        let name = "coredns_cache_served_stale_total";
+        counter(name, "Expired answers that were sent.", &CACHE, &self.stale);
+        let name = "coredns_forward_max_concurrent_rejects_total";
+        let help = "Queries that were not forwarded since too many were pending.";
+        counter(name, help, &[], &self.rejected);
+        let name = "coredns_panics_total";
+        counter(name, "Panics while answering.", &[], &self.panics);
     }
 }
 
