@@ -12,6 +12,7 @@ use k8s_openapi::{
         discovery::v1 as discovery, events::v1 as events, networking::v1 as networking,
         node::v1 as node, policy::v1 as policy, rbac::v1 as rbac, resource::v1 as resource,
         scheduling::v1 as scheduling, storage::v1 as storage,
+        storagemigration::v1beta1 as storagemigration,
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1 as apiextensions,
     kube_aggregator::pkg::apis::apiregistration::v1 as apiregistration,
@@ -158,4 +159,5 @@ objects! {
     storage::StorageClass,
     storage::VolumeAttachment,
     storage::VolumeAttributesClass,
+    storagemigration::StorageVersionMigration,
 }

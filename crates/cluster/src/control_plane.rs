@@ -9,6 +9,7 @@ use std::{
 
 use apiserver::{ObjectCodec, Registry, User};
 use client::kube;
+use controllers::storageversionmigration;
 use lifecycle::{Health, Service};
 use parking_lot::Mutex;
 use pki::{Leaf, Pki};
@@ -65,7 +66,7 @@ impl ControlPlane {
         health: &Health,
         current: &watch::Receiver<Settings>,
     ) -> Result<Self, Error> {
-        let registry = Registry::builtin();
+        let registry = Registry::builtin_and(&settings.runtime_config);
         let encryption = access::encryption(settings)?;
         let codec = ObjectCodec::new(registry.clone()).with_encryption(encryption);
         skew::check_store(settings).await?;
@@ -231,7 +232,12 @@ fn disabled_controllers(settings: &Settings) -> Vec<String> {
         (Part::LocalPath, controllers::localpath::NAME),
     ];
     let disabled = parts.into_iter().filter(|(part, _)| !settings.runs(*part));
-    disabled.map(|(_, name)| name.to_owned()).collect()
+    let mut disabled: Vec<_> = disabled.map(|(_, name)| name.to_owned()).collect();
+    let served = &settings.runtime_config;
+    if !served.iter().any(|v| v == storageversionmigration::GROUP_VERSION) {
+        disabled.push(storageversionmigration::NAME.to_owned());
+    }
+    disabled
 }
 
 /// Writes the kubeconfigs of the administrator and the components before the API is served.
@@ -332,8 +338,12 @@ mod tests {
 
     #[test]
     fn controllers_of_disabled_parts_do_not_run() {
-        assert!(disabled_controllers(&settings(Vec::new())).is_empty());
+        let optional = storageversionmigration::NAME;
+        assert_eq!(disabled_controllers(&settings(Vec::new())), [optional]);
         let disabled = disabled_controllers(&settings(vec![Part::LoadBalancer]));
-        assert_eq!(disabled, [controllers::loadbalancer::NAME]);
+        assert_eq!(disabled, [controllers::loadbalancer::NAME, optional]);
+        let mut migrating = settings(Vec::new());
+        migrating.runtime_config = vec![storageversionmigration::GROUP_VERSION.to_owned()];
+        assert!(disabled_controllers(&migrating).is_empty());
     }
 }

@@ -142,6 +142,9 @@ pub struct Options {
     /// Days to keep rotated audit logs; 0 keeps them forever [default: 366]
     #[arg(long, value_name = "DAYS")]
     pub audit_log_maxage: Option<u64>,
+    /// API versions to serve in addition to the default ones, such as storagemigration.k8s.io/v1beta1
+    #[arg(long, value_name = "VERSION", value_delimiter = ',')]
+    pub runtime_config: Option<Vec<String>>,
     /// Admission plugins to enable in addition to the default ones
     #[arg(long, value_name = "PLUGIN", value_delimiter = ',')]
     pub enable_admission_plugins: Option<Vec<String>>,
@@ -421,6 +424,7 @@ impl Options {
             ("audit-log-maxsize", self.audit_log_maxsize.is_some()),
             ("audit-log-maxbackup", self.audit_log_maxbackup.is_some()),
             ("audit-log-maxage", self.audit_log_maxage.is_some()),
+            ("runtime-config", self.runtime_config.is_some()),
             (
                 "enable-admission-plugins",
                 self.enable_admission_plugins.is_some(),
@@ -472,7 +476,7 @@ impl Options {
                 authorization_webhook_config_file, authorization_webhook_version,
                 authorization_webhook_cache_authorized_ttl, authorization_webhook_cache_unauthorized_ttl,
                 encryption_provider_config, audit_policy_file, audit_log_path, audit_log_maxsize,
-                audit_log_maxbackup, audit_log_maxage, enable_admission_plugins, disable_admission_plugins,
+                audit_log_maxbackup, audit_log_maxage, runtime_config, enable_admission_plugins, disable_admission_plugins,
                 admission_control_config_file, kubelet_port, kubelet_root_dir, static_pod_path,
                 allowed_unsafe_sysctls, kubelet_config, kubelet_config_dir, service_node_port_range,
                 nodeport_addresses, load_balancer_pool, container_runtime_endpoint, cri_socket,

@@ -65,6 +65,8 @@ pub struct Settings {
     pub access: apiserver::AccessOptions,
     pub audit: Option<apiserver::audit::Config>,
     pub admission: apiserver::admission::Options,
+    /// Group versions that are served in addition to the default ones.
+    pub runtime_config: Vec<String>,
     pub kubelet_port: u16,
     /// The kubelet's root directory.
     pub kubelet_root: PathBuf,
@@ -243,6 +245,7 @@ impl Settings {
             options.node_cidr_mask_size_ipv6,
         );
         let (audit, admission) = (audit(&options)?, admission(&options));
+        let runtime_config = optional_versions(options.runtime_config.as_deref())?;
         let access = access::options(&options)?;
         let kubelet = kubelet_configuration(&options)?;
         let runtime_endpoint = runtime_endpoint(&options, &kubelet)?;
@@ -270,6 +273,7 @@ impl Settings {
             token_auth_file: options.token_auth_file,
             audit,
             admission,
+            runtime_config,
             kubelet_port: options
                 .kubelet_port
                 .unwrap_or_else(|| u16::try_from(kubelet.configuration.port).unwrap_or(10250)),
@@ -619,6 +623,25 @@ fn audit(options: &Options) -> Result<Option<apiserver::audit::Config>, Error> {
         max_backups: options.audit_log_maxbackup.unwrap_or(100),
         max_age: options.audit_log_maxage.unwrap_or(366),
     }))
+}
+
+/// The versions that `--runtime-config` switches on, each as VERSION or VERSION=true as for kube-apiserver.
+fn optional_versions(given: Option<&[String]>) -> Result<Vec<String>, Error> {
+    let known = apiserver::Registry::optional_versions();
+    let mut on = Vec::new();
+    for entry in given.unwrap_or_default() {
+        let (version, value) = entry.split_once('=').unwrap_or((entry, "true"));
+        match (known.iter().any(|known| known == version), value) {
+            (true, "true") => on.push(version.to_owned()),
+            (true, "false") => {}
+            _ => {
+                let known = known.join(", ");
+                let why = format!("{entry:?} is not a version that can be switched on ({known})");
+                return Err(Error::Option("runtime-config", why));
+            }
+        }
+    }
+    Ok(on)
 }
 
 fn admission(options: &Options) -> apiserver::admission::Options {

@@ -53,6 +53,7 @@ pub mod serviceaccount;
 pub mod serviceaccounttokens;
 pub mod servicecidrs;
 pub mod statefulset;
+pub mod storageversionmigration;
 pub mod tainteviction;
 pub mod tokencleaner;
 pub mod ttl;
@@ -129,6 +130,7 @@ pub const ALL: &[Entry] = table![
     servicecidrs,
     hpa,
     loadbalancer,
+    storageversionmigration,
 ];
 
 /// The controllers' configuration.

@@ -31,6 +31,7 @@ use k8s_openapi::{
         rbac::v1::ClusterRole,
         resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice},
         storage::v1::{CSIDriver, StorageClass, VolumeAttachment, VolumeAttributesClass},
+        storagemigration::v1beta1::StorageVersionMigration,
     },
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
@@ -161,6 +162,7 @@ watched! {
     plain: HorizontalPodAutoscaler, CronJob, Lease, ConfigMap,
     Endpoints, Namespace, ResourceQuota, ServiceAccount, StorageClass,
     IPAddress, ServiceCIDR, VolumeAttributesClass, CSIDriver, ResourceClaimTemplate,
+    StorageVersionMigration,
 }
 
 impl Watched for Pod {

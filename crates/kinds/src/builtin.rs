@@ -137,6 +137,8 @@ attributes! {
         lifetime: Option<Duration> = None,
         /// Whether a delete returns the deleted object instead of a Status.
         returns_deleted: bool = false,
+        /// Whether its version is served without being named in `--runtime-config`.
+        is_on_by_default: bool = true,
         /// Whether objects are only returned and never stored (reviews).
         is_virtual: bool = false,
         /// The storage type if it is another version or group, such as `core/v1.Event` for

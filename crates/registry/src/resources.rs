@@ -2,6 +2,7 @@
 //! can be added and removed at run time: readers see one complete table or the next.
 
 use std::{
+    collections::BTreeSet,
     ops::Deref,
     sync::{Arc, atomic::AtomicUsize},
 };
@@ -389,9 +390,25 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// The built-in kinds.
+    /// The built-in kinds that are served by default.
     pub fn builtin() -> Arc<Self> {
-        Self::with(kinds::all().iter().copied())
+        Self::builtin_and(&[])
+    }
+
+    /// The built-in kinds that are served by default, and those of these group versions.
+    pub fn builtin_and(optional: &[String]) -> Arc<Self> {
+        let all = kinds::all().iter().copied();
+        Self::with(all.filter(|kind| {
+            kind.is_on_by_default() || optional.contains(&version_of(*kind))
+        }))
+    }
+
+    /// The group versions that are not served by default.
+    pub fn optional_versions() -> Vec<String> {
+        let kinds = kinds::all().iter().copied();
+        let optional = kinds.filter(|kind| !kind.is_on_by_default());
+        let versions: BTreeSet<String> = optional.map(version_of).collect();
+        versions.into_iter().collect()
     }
 
     /// Exactly these kinds.
@@ -466,6 +483,11 @@ impl Registry {
         self.table
             .rcu(|table| table.define(group, plural, &[], false));
     }
+}
+
+fn version_of(kind: &dyn Kind) -> String {
+    let names = kind.names();
+    api_version(&names.group, &names.version)
 }
 
 /// Built-in kinds in order, linked to their storage versions.

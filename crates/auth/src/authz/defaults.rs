@@ -2,7 +2,7 @@
 //! subjects of defaults are restored, additions are kept. An object with the autoupdate annotation
 //! `false` is left alone.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, iter};
 
 use futures::{TryStreamExt, stream};
 use http::{Method, StatusCode};
@@ -12,7 +12,7 @@ use stdx::Backoff;
 
 use super::{
     Rbac,
-    policy::DEFAULTS,
+    policy::{DEFAULTS, OPTIONAL, Policy},
     rbac::{FIRST, GROUP, KINDS, LONGEST},
     rules::{Rule, uncovered},
 };
@@ -48,14 +48,16 @@ async fn write_all(api: &impl Client, rbac: &Rbac) -> Result<bool, String> {
         let names = listed.map_err(|status| status.message)?.unreadable;
         unreadable.extend(names.into_iter().map(|name| (kind, name)));
     }
-    let roles = DEFAULTS
-        .roles
-        .iter()
-        .map(|role| (role.resource(), role.to_object()));
-    let bindings = DEFAULTS
-        .bindings
-        .iter()
-        .map(|b| (b.resource(), b.to_object()));
+    let is_served = |group: &str, plural: &str| rbac.reader().resource(group, plural).is_some();
+    let optional = OPTIONAL.iter();
+    let optional = optional.filter(|(group, plural, _)| is_served(group, plural));
+    let policies: Vec<&Policy> = iter::once(&*DEFAULTS)
+        .chain(optional.map(|(_, _, policy)| policy))
+        .collect();
+    let roles = policies.iter().flat_map(|policy| &policy.roles);
+    let roles = roles.map(|role| (role.resource(), role.to_object()));
+    let bindings = policies.iter().flat_map(|policy| &policy.bindings);
+    let bindings = bindings.map(|binding| (binding.resource(), binding.to_object()));
     // An object that cannot be read exists.
     let is_readable = |(resource, object): &(&'static str, Object)| {
         let name = match tree::namespace(object) {

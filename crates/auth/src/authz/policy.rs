@@ -50,6 +50,24 @@ pub struct Policy {
 /// The defaults of every cluster.
 pub static DEFAULTS: LazyLock<Policy> = LazyLock::new(|| parse(include_str!("policy.txt")));
 
+/// Roles and bindings that exist only where an optional resource, by group and plural, is served.
+pub static OPTIONAL: LazyLock<[(&str, &str, Policy); 1]> = LazyLock::new(|| {
+    [(
+        "storagemigration.k8s.io",
+        "storageversionmigrations",
+        parse(STORAGE_VERSION_MIGRATOR),
+    )]
+});
+
+/// Applying a deleted object is a request to create it, which its uid as a precondition rejects.
+const STORAGE_VERSION_MIGRATOR: &str = "\
+controller storage-version-migrator-controller
+  list create patch on * in *
+  get on customresourcedefinitions in apiextensions.k8s.io
+  patch on customresourcedefinitions/status in apiextensions.k8s.io
+  update on storageversionmigrations/status in storagemigration.k8s.io
+";
+
 /// A default ClusterRole.
 pub fn cluster_role(name: &str) -> Option<&'static Role> {
     DEFAULTS

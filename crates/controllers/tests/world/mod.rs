@@ -142,7 +142,7 @@ impl Server {
 }
 
 fn api_server(pki: &pki::Pki, directory: &std::path::Path) -> Arc<ApiServer> {
-    let registry = Registry::builtin();
+    let registry = Registry::builtin_and(&Registry::optional_versions());
     let codec = ObjectCodec::new(registry.clone());
     let store = store::embedded::Embedded::open(directory.join("store"), codec).unwrap();
     let local = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));

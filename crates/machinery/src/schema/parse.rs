@@ -38,6 +38,7 @@ const PACKAGES: &[&str] = packages![
     "resource_v1",
     "scheduling_v1",
     "storage_v1",
+    "storagemigration_v1beta1",
 ];
 
 /// A type's lines, before its fields can be resolved.

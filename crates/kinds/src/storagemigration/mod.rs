@@ -1,0 +1,3 @@
+//! The kinds of the storagemigration.k8s.io group.
+
+pub mod storage_version_migration;
