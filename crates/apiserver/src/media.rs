@@ -264,11 +264,11 @@ pub(crate) fn check_list(
         ("PartialObjectMetadataList", "not a list")
     };
     let suffix = if list { "List" } else { "" };
-    let go_type = match resource.group.split('.').next().unwrap_or_default() {
-        _ if resource.custom => format!("unstructured.Unstructured{suffix}"),
-        "" | "events" => format!("core.{}{suffix}", resource.kind.names().kind),
-        package => format!("{package}.{}{suffix}", resource.kind.names().kind),
+    let (package, kind) = match resource.custom {
+        true => ("unstructured", "Unstructured"),
+        false => (go_package(resource), resource.kind.names().kind.as_str()),
     };
+    let go_type = format!("{package}.{kind}{suffix}");
     Err(Status::not_acceptable_as(format!(
         "you requested {asked}, but the requested object is {is} (*{go_type})"
     )))
@@ -281,6 +281,14 @@ pub(crate) fn as_object(headers: &HeaderMap, protobuf: bool) -> Result<(), Statu
         ResponseShape::Table | ResponseShape::Metadata { .. } => {
             Err(Status::not_acceptable(SERVED))
         }
+    }
+}
+
+/// The Go package in which upstream has the kind's types, for error messages.
+pub(crate) fn go_package(resource: &Resource) -> &str {
+    match resource.group.as_str() {
+        "" | "events.k8s.io" => "core",
+        group => group.split('.').next().unwrap_or_default(),
     }
 }
 

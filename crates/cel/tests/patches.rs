@@ -13,10 +13,16 @@ fn evaluated(env: &Env, text: &str) -> Result<String, String> {
     Ok(json.to_string())
 }
 
-#[test]
-fn objects_and_patches_are_constructed_where_there_are_patches() {
+fn assert_evaluated(cases: &[(&str, &str)]) {
     let env = Env::new().with_patches();
-    for (text, wanted) in [
+    for (text, wanted) in cases {
+        assert_eq!(evaluated(&env, text).as_deref(), Ok(*wanted), "{text}");
+    }
+}
+
+#[test]
+fn objects_are_constructed_and_their_fields_selected() {
+    assert_evaluated(&[
         ("Object{}", "{}"),
         (
             "Object{spec: Object.spec{replicas: 3}}",
@@ -45,6 +51,12 @@ fn objects_and_patches_are_constructed_where_there_are_patches() {
             "true",
         ),
         ("type(dyn(Object.a{})) == type(dyn(Object.b{}))", "true"),
+    ]);
+}
+
+#[test]
+fn fields_of_constructed_objects_are_compared_as_go_values() {
+    assert_evaluated(&[
         // Fields are compared deeply as Go values, of which new lists are never equal.
         ("Object{a: [1]} == Object{a: [1]}", "false"),
         ("Object{a: {'k': [1]}} == Object{a: {'k': [1]}}", "false"),
@@ -79,6 +91,12 @@ fn objects_and_patches_are_constructed_where_there_are_patches() {
             "Object{a: quantity('2').sub(1)} == Object{a: quantity('0').add(quantity('1'))}",
             "true",
         ),
+    ]);
+}
+
+#[test]
+fn quantities_urls_and_made_maps_are_equal_to_themselves_only() {
+    assert_evaluated(&[
         // As keys, quantities and URLs are equal to themselves only.
         ("{quantity('1'): 1}.size()", "1"),
         ("quantity('1') in {quantity('1'): 1}", "false"),
@@ -101,6 +119,12 @@ fn objects_and_patches_are_constructed_where_there_are_patches() {
             "false",
         ),
         ("[1].transformMap(i, v, v) == {0: 1}", "true"),
+    ]);
+}
+
+#[test]
+fn constructed_objects_and_patches_are_values() {
+    assert_evaluated(&[
         ("[Object{a: 1}, Object{a: 1}].distinct().size()", "1"),
         ("JSONPatch{value: [1]} == JSONPatch{value: [1]}", "true"),
         ("optional.ofNonZeroValue(Object{}).hasValue()", "false"),
@@ -117,9 +141,12 @@ fn objects_and_patches_are_constructed_where_there_are_patches() {
             "jsonpatch.escapeKey('k8s.io/my~label')",
             r#""k8s.io~1my~0label""#,
         ),
-    ] {
-        assert_eq!(evaluated(&env, text).as_deref(), Ok(wanted), "{text}");
-    }
+    ]);
+}
+
+#[test]
+fn invalid_constructions_are_refused_as_upstream() {
+    let env = Env::new().with_patches();
     for (text, wanted) in [
         (
             "Invalid{}",
@@ -153,6 +180,10 @@ fn objects_and_patches_are_constructed_where_there_are_patches() {
     ] {
         assert_eq!(evaluated(&env, text).unwrap_err(), wanted, "{text}");
     }
+}
+
+#[test]
+fn objects_and_patches_are_constructed_only_where_there_are_patches() {
     let without = Env::new();
     for text in ["Object{}", "JSONPatch{}", "jsonpatch.escapeKey('a')"] {
         let issue = evaluated(&without, text).unwrap_err();

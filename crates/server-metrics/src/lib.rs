@@ -178,73 +178,84 @@ impl ServerMetrics {
             audit_events: Counter::default(),
             audit_errors: Counter::default(),
         };
-        let (registry, m) = (&mut metrics.registry, &metrics.requests);
-        registry.register("apiserver_request", "Requests answered", m.clone());
+        metrics.register_requests(in_flight);
+        metrics.register_storage();
+        metrics.register_audit();
+        metrics.register_connections(handshake_errors, stalled);
+        metrics.register_components();
+        metrics.register_health();
+        metrics
+    }
+
+    fn register_requests(&mut self, in_flight: Family<RequestKind, Gauge>) {
+        let registry = &mut self.registry;
+        let about = "Requests answered";
+        registry.register("apiserver_request", about, self.requests.clone());
         let about = "Response latency in seconds";
-        registry.register(
-            "apiserver_request_duration_seconds",
-            about,
-            metrics.durations.clone(),
-        );
+        let name = "apiserver_request_duration_seconds";
+        registry.register(name, about, self.durations.clone());
         let about = "Response sizes of reads in bytes";
-        registry.register("apiserver_response_sizes", about, metrics.sizes.clone());
+        registry.register("apiserver_response_sizes", about, self.sizes.clone());
         let about = "Deprecated APIs that were requested";
-        let deprecated = metrics.deprecated.clone();
+        let deprecated = self.deprecated.clone();
         registry.register("apiserver_requested_deprecated_apis", about, deprecated);
         let about = "Requests being executed, except long-running ones";
         registry.register("apiserver_current_inflight_requests", about, in_flight);
         let about = "Long-running requests being executed, such as watches";
-        registry.register(
-            "apiserver_longrunning_requests",
-            about,
-            metrics.long_running.clone(),
-        );
-        let about = "Objects stored";
-        let objects = metrics.objects.clone();
-        registry.register("apiserver_resource_objects", about, objects);
-        let about = "Objects stored; the older name of apiserver_resource_objects";
-        let objects = metrics.objects_before.clone();
-        registry.register("apiserver_storage_objects", about, objects);
-        let about = "Size of the store on disk in bytes";
-        registry.register("apiserver_storage_size_bytes", about, metrics.size.clone());
-        let about = "Events sent to watchers";
-        registry.register(
-            "apiserver_watch_events",
-            about,
-            metrics.watch_events.clone(),
-        );
+        let long_running = self.long_running.clone();
+        registry.register("apiserver_longrunning_requests", about, long_running);
         let about = "Requests whose handler panicked";
-        registry.register("apiserver_request_panics", about, metrics.panics.clone());
-        let about = "Audit events written";
-        let (events, errors) = (metrics.audit_events.clone(), metrics.audit_errors.clone());
-        let registry = &mut metrics.registry;
-        registry.register("apiserver_audit_event", about, events);
-        let about = "Audit events that were lost";
-        registry.register("apiserver_audit_error", about, errors);
-        metrics.register_more(handshake_errors, stalled);
-        let about = "Last result of a health check: 1 is healthy";
-        let indicators = &mut metrics.indicators;
-        indicators.register("kubernetes_healthcheck", about, metrics.checks.clone());
-        let about = "Health checks by result";
-        let so_far = metrics.checks_so_far.clone();
-        indicators.register("kubernetes_healthchecks", about, so_far);
-        metrics
-    }
-
-    fn register_more(&mut self, handshake_errors: &Counter, stalled: &Counter) {
-        let registry = &mut self.registry;
+        registry.register("apiserver_request_panics", about, self.panics.clone());
         let about = "Response latency in seconds, without the wait in flow control queues";
         let indicators = self.indicators_of_requests.clone();
         registry.register("apiserver_request_sli_duration_seconds", about, indicators);
         let about = "Requests rejected in self-defense";
-        registry.register(
-            "apiserver_request_terminations",
-            about,
-            self.terminated.clone(),
-        );
+        let terminated = self.terminated.clone();
+        registry.register("apiserver_request_terminations", about, terminated);
+    }
+
+    /// Stored objects and their events.
+    fn register_storage(&mut self) {
+        let registry = &mut self.registry;
+        let about = "Objects stored";
+        registry.register("apiserver_resource_objects", about, self.objects.clone());
+        let about = "Objects stored; the older name of apiserver_resource_objects";
+        let objects = self.objects_before.clone();
+        registry.register("apiserver_storage_objects", about, objects);
+        let about = "Size of the store on disk in bytes";
+        registry.register("apiserver_storage_size_bytes", about, self.size.clone());
+        let about = "Events sent to watchers";
+        registry.register("apiserver_watch_events", about, self.watch_events.clone());
+        let about = "Bytes of events sent to watchers";
+        let sizes = self.event_sizes.clone();
+        registry.register("apiserver_watch_events_sizes", about, sizes);
+    }
+
+    fn register_audit(&mut self) {
+        let registry = &mut self.registry;
+        let about = "Audit events written";
+        registry.register("apiserver_audit_event", about, self.audit_events.clone());
+        let about = "Audit events that were lost";
+        registry.register("apiserver_audit_error", about, self.audit_errors.clone());
+    }
+
+    /// Connections of clients.
+    fn register_connections(&mut self, handshake_errors: &Counter, stalled: &Counter) {
+        let registry = &mut self.registry;
         let about = "TLS handshakes that failed";
         let errors = handshake_errors.clone();
         registry.register("apiserver_tls_handshake_errors", about, errors);
+        let about = "Bytes of responses that clients have not read yet";
+        let unsent = self.unsent.clone();
+        registry.register("mainstay_apiserver_unsent_bytes", about, unsent);
+        let about = "Connections closed because the client did not read";
+        let stalled = stalled.clone();
+        registry.register("mainstay_apiserver_stalled_clients", about, stalled);
+    }
+
+    /// This process, its components, and aggregated API servers.
+    fn register_components(&mut self) {
+        let registry = &mut self.registry;
         let about = "APIServices that are not available: 1";
         let unavailable = self.unavailable.clone();
         registry.register("aggregator_unavailable_apiservice", about, unavailable);
@@ -253,37 +264,27 @@ impl ServerMetrics {
         let about = "How long requests of components took";
         let name = "rest_client_request_duration_seconds";
         registry.register(name, about, self.client_seconds.clone());
-        let about = "Bytes of events sent to watchers";
-        registry.register(
-            "apiserver_watch_events_sizes",
-            about,
-            self.event_sizes.clone(),
-        );
-        let about = "Bytes of responses that clients have not read yet";
-        registry.register(
-            "mainstay_apiserver_unsent_bytes",
-            about,
-            self.unsent.clone(),
-        );
-        let about = "Connections closed because the client did not read";
-        let cut = stalled.clone();
-        registry.register("mainstay_apiserver_stalled_clients", about, cut);
         let build = Family::<Build, Gauge>::default();
         let own = stdx::Version::own();
-        let (major, minor) = (own.major, own.minor);
-        let git_version = format!("{own}+mainstay");
         let this = Build {
-            major,
-            minor,
-            git_version,
+            major: own.major,
+            minor: own.minor,
+            git_version: format!("{own}+mainstay"),
             platform: PLATFORM,
         };
         build.get_or_create(&this).set(1);
-        registry.register(
-            "kubernetes_build_info",
-            "The version of this program",
-            build,
-        );
+        let about = "The version of this program";
+        registry.register("kubernetes_build_info", about, build);
+    }
+
+    /// Health checks, which are served at a path of their own.
+    fn register_health(&mut self) {
+        let indicators = &mut self.indicators;
+        let about = "Last result of a health check: 1 is healthy";
+        indicators.register("kubernetes_healthcheck", about, self.checks.clone());
+        let about = "Health checks by result";
+        let so_far = self.checks_so_far.clone();
+        indicators.register("kubernetes_healthchecks", about, so_far);
     }
 
     /// Counts a request that the server terminated with 429 or 504.

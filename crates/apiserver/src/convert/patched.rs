@@ -10,7 +10,7 @@ use machinery::{
 };
 
 use super::{PartType, unrecognized};
-use crate::Resource;
+use crate::{Resource, media};
 
 /// Decodes an object of a resource, or says why it is not one.
 pub(crate) fn of_resource(resource: &Resource, object: Object) -> Result<Decoded, String> {
@@ -19,7 +19,7 @@ pub(crate) fn of_resource(resource: &Resource, object: Object) -> Result<Decoded
     }
     if !unrecognized::is_own(resource, &object) {
         let kind = &resource.kind.names().kind;
-        let package = unrecognized::package(resource);
+        let package = media::go_package(resource);
         let version = &resource.api_version;
         return Err(unrecognized::does_not_convert(
             package, version, kind, &object,

@@ -138,7 +138,7 @@ fn of_another_kind(resource: &Resource, given: &Given, media: media::Body, bytes
     }
     let schema = built_in_kind(given).and_then(|kind| machinery::schema::lookup(kind.schema()?));
     let unread = schema.and_then(|schema| decode_as(Some(schema), media, bytes).err());
-    let why = unread.unwrap_or_else(|| no_conversion(package(resource), own, given));
+    let why = unread.unwrap_or_else(|| no_conversion(media::go_package(resource), own, given));
     of_another(own, given, &why)
 }
 
@@ -198,14 +198,6 @@ fn no_conversion(package: &str, own: &str, given: &Given) -> String {
         "converting ({version}.{}) to ({package}.{own}): unknown conversion",
         given.kind
     )
-}
-
-/// Upstream's Go package of the kind.
-pub(super) fn package(resource: &Resource) -> &str {
-    match resource.group.as_str() {
-        "" | "events.k8s.io" => "core",
-        group => group.split('.').next().unwrap_or_default(),
-    }
 }
 
 /// The message for an object whose kind a patch changed.

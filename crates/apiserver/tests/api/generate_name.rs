@@ -26,7 +26,7 @@ impl NameSuffixes for Given {
     }
 }
 
-async fn server(name_suffixes: impl IntoIterator<Item = &'static str>) -> Server {
+async fn server(suffixes: impl IntoIterator<Item = &'static str>) -> Server {
     let suffixes = Arc::new(Given(Mutex::new(suffixes.into_iter().collect())));
     Server::configured(|config, _| config.name_suffixes = suffixes).await
 }
