@@ -82,6 +82,88 @@ async fn only_the_status_of_a_probe_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn informational_answers_without_end_are_ended_by_the_deadline_of_the_request() {
+    let (server, backend) = with_backend().await;
+    for (what, answer) in [
+        ("continue", "HTTP/1.1 100 Continue\r\n\r\n"),
+        (
+            "early hints",
+            "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n",
+        ),
+    ] {
+        backend.set(Mode::Raw(answer, Some(answer)));
+        let path = format!("{THINGS}?timeout=2s");
+        let mut asked = std::pin::pin!(admin(&server, "GET", &path, Value::Null));
+        let answer = loop {
+            tokio::select! {
+                answer = &mut asked => break answer,
+                listed = admin(&server, "GET", MAPS, Value::Null) => assert_eq!(listed.code, 200, "{what}"),
+            }
+        };
+        assert!([503, 504].contains(&answer.code), "{what}: {}", answer.body);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn discovery_and_openapi_of_a_hostile_backend_leave_those_of_others_intact() {
+    const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n";
+    let (server, backend) = with_backend().await;
+    let closed = |body: String| -> &'static str {
+        let length = body.len();
+        String::leak(format!("{HEAD}content-length: {length}\r\n\r\n{body}"))
+    };
+    let chunked = String::leak(format!("{HEAD}transfer-encoding: chunked\r\n\r\n"));
+    let items = r#"{"metadata":{"name":"apps"},"versions":[{"version":"v1","resources":[]}]},"#;
+    for (what, first, again) in [
+        ("deep lists", closed("[".repeat(1 << 20)), None),
+        ("deep objects", closed("{\"paths\":".repeat(1 << 17)), None),
+        ("no JSON", closed("\u{0}".repeat(4096)), None),
+        ("no object", closed("\"text\"".to_owned()), None),
+        (
+            "others' groups",
+            closed(format!(
+                "{{\"kind\":\"APIGroupDiscoveryList\",\"items\":[{}null]}}",
+                items.repeat(20_000)
+            )),
+            None,
+        ),
+        ("no end", &*chunked, Some("8\r\n        \r\n")),
+        ("no answer", "", None),
+    ] {
+        backend.set(Mode::Raw(first, again));
+        let before = backend.written();
+        backend
+            .move_endpoint(&server, &what.replace([' ', '\''], "-").to_lowercase())
+            .await;
+        eventually(|| async { (first.is_empty() || backend.written() > before).then_some(()) })
+            .await;
+        let newer = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+        for (path, accept) in [
+            ("/apis", newer),
+            ("/apis", "application/json"),
+            ("/apis/apps/v1", "application/json"),
+            ("/openapi/v2", "application/json"),
+            ("/openapi/v3", "application/json"),
+            (MAPS, "application/json"),
+        ] {
+            let root = User::new("root", ["system:masters"]);
+            let answer = send(&server, root, "GET", path, &[("accept", accept)], "").await;
+            assert_eq!(answer.code, 200, "{what}: {path} {}", answer.body);
+            assert!(
+                path == MAPS || answer.body.contains("apps"),
+                "{what}: {path}"
+            );
+        }
+        let found = admin(&server, "GET", "/apis/apps/v1", Value::Null).await;
+        assert!(
+            found.body.contains("\"deployments\""),
+            "{what}: {}",
+            found.body
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_truncated_response_of_a_backend_is_an_error() {
     let (server, backend) = with_backend().await;
     backend.set(Mode::Raw(

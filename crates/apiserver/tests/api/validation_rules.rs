@@ -52,6 +52,14 @@ async fn stored(server: &Server, name: &str) -> Raw {
     admin(server, "GET", &format!("{GATES}/{name}"), Value::Null).await
 }
 
+/// Whether the client is warned of an unchanged value that violates a rule, once.
+fn is_warned(answer: &Raw) -> bool {
+    let warnings = answer.headers.get_all("warning").iter();
+    let texts = warnings.map(|warning| warning.to_str().unwrap());
+    let found: Vec<&str> = texts.collect();
+    found.len() == 1 && found[0].contains("spec: Invalid value: ")
+}
+
 /// The causes of an invalid object, as `field: message`.
 #[track_caller]
 fn causes(refused: &Raw) -> Vec<String> {
@@ -167,6 +175,12 @@ async fn an_unchanged_value_may_violate_a_rule_that_was_added_later() {
     let labelled = json!({"metadata": {"labels": {"a": "b"}}});
     let kept = admin(&server, "PATCH", &path, labelled).await;
     assert_eq!(kept.code, 200, "{}", kept.body);
+    assert!(is_warned(&kept), "{:?}", kept.headers);
+    // Also if something else of the update is invalid.
+    let invalid = json!({"metadata": {"labels": {"not a label": "b"}}});
+    let refused = admin(&server, "PATCH", &path, invalid).await;
+    assert!(!causes(&refused).is_empty());
+    assert!(is_warned(&refused), "{:?}", refused.headers);
     let touched = admin(&server, "PATCH", &path, json!({"spec": {"low": 3}})).await;
     assert_eq!(causes(&touched).len(), 1);
 }

@@ -436,6 +436,25 @@ async fn updates_deletes_and_scales_are_asked_about_as_what_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_objects_of_a_deletecollection_are_asked_about_without_their_names() {
+    let server = Server::start().await;
+    let hook = Hook::start(|review| Reply::Json(answer(review, json!({"allowed": false})))).await;
+    assert_eq!(create(&server, "one").await.code, 201);
+    let rules = json!({"rules": [rule(&["DELETE"], "", "v1", &["configmaps"])]});
+    let hooks = vec![webhook("d.example.com", hook.by_url(), rules)];
+    install(&server, false, "deletes", hooks).await;
+    let refused = admin(&server, "DELETE", MAPS, Value::Null).await;
+    assert_eq!(refused.code, 400, "{}", refused.body);
+    let asked = hook.requests().remove(0);
+    assert_eq!(asked["oldObject"]["metadata"]["name"], "one");
+    assert!(asked.get("name").is_none(), "{asked}");
+    let alone = admin(&server, "DELETE", &format!("{MAPS}/one"), Value::Null).await;
+    assert_eq!(alone.code, 400, "{}", alone.body);
+    assert_eq!(hook.requests()[1]["name"], "one");
+    assert!(is_stored(&server, "one").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn bindings_and_connections_are_asked_about_with_their_options() {
     let (server, hook) = server_with_hook_for_parts().await;
     let pod = json!({"metadata": {"name": "p"},
