@@ -190,7 +190,7 @@ impl DocumentRequest<'_> {
             for _ in 0..2 {
                 let missing = documents.older.lock()[form as usize].missing(&sources);
                 let made = missing.make(&maker, &remote, form);
-                documents.older.lock()[form as usize].take(made);
+                documents.older.lock()[form as usize].take(made, &sources);
             }
             let joined = documents.older.lock()[form as usize].join(&sources);
             joined.ok_or_else(|| Status::internal("a piece of the document is missing"))

@@ -152,16 +152,18 @@ impl Pieces {
         Some(Packed::Segments(segments.into()))
     }
 
-    /// Stores new pieces, and drops those of removed resources and those that conflict with the
-    /// base.
-    pub(super) fn take(&mut self, made: Made) {
+    /// Stores new pieces, and drops those that these sources do not consist of and those that conflict with the base.
+    pub(super) fn take(&mut self, made: Made, sources: &Sources) {
         let base = &made.base;
-        self.custom.retain(|_, piece| {
+        let known = sources.custom.iter().filter(|of| self.piece(of).is_some());
+        let current: HashSet<usize> = known.map(|of| address(of)).collect();
+        self.custom.retain(|address, piece| {
             let mut members = piece.of.iter().enumerate();
-            members.all(|(at, one)| {
-                let one = one.upgrade();
-                one.is_some_and(|one| piece.hidden.contains(&at) == base.has(&one))
-            })
+            current.contains(address)
+                && members.all(|(at, one)| {
+                    let one = one.upgrade();
+                    one.is_some_and(|one| piece.hidden.contains(&at) == base.has(&one))
+                })
         });
         self.base = Some(made.base);
         self.custom.extend(made.custom);
@@ -427,6 +429,19 @@ mod tests {
             path.try_fold(&document, |at, part| at.get(part)).is_none()
         });
         assert_eq!(missing, None, "every reference leads somewhere");
+    }
+
+    #[tokio::test]
+    async fn a_resource_is_in_one_piece_also_if_definitions_come_in_descending_order() {
+        let (registry, documents) = (Registry::builtin(), Arc::default());
+        for number in (0..40).rev() {
+            define(&registry, "example.com", &format!("kind{number:03}"), "a");
+            get(&registry, &documents, "application/json").await;
+            let older = documents.older.lock();
+            let pieces = older[Form::Json as usize].custom.values();
+            let members: usize = pieces.map(|piece| piece.of.len()).sum();
+            assert_eq!(members, 40 - number);
+        }
     }
 
     #[tokio::test]

@@ -197,17 +197,29 @@ fn json_patch(value: &Cel<'_>, live: &Object) -> Result<Mutated, String> {
 fn other_kind(live: &Object, mutated: &Object) -> Option<String> {
     let version = tree::text(tree::get(live, "apiVersion"));
     let (group, name) = version.split_once('/').unwrap_or(("", version));
-    let is_known = |kind: &str| schema::lookup_kind(group, name, kind).is_some();
+    let is_known = |version: &str, kind: &str| {
+        let (group, name) = version.split_once('/').unwrap_or(("", version));
+        schema::lookup_kind(group, name, kind).is_some()
+    };
     let own = tree::text(tree::get(live, "kind"));
-    let other = tree::text(mutated.get("kind")?);
-    if other.is_empty() || other == own || !is_known(own) {
+    // An empty one has its default.
+    let given = |key: &str, own| match tree::text(tree::get(mutated, key)) {
+        "" => own,
+        given => given,
+    };
+    let (other_version, other) = (given("apiVersion", version), given("kind", own));
+    if (other_version, other) == (version, own) || !is_known(version, own) {
         return None;
     }
-    if !is_known(other) {
-        let (other, version) = (quote(other), quote(version));
+    if !is_known(other_version, other) {
+        let (other, version) = (quote(other), quote(other_version));
         return Some(format!(
             "no kind {other} is registered for version {version}"
         ));
+    }
+    if other_version != version {
+        let (other, own) = (quote(other_version), quote(version));
+        return Some(format!("an object of {own} cannot become one of {other}"));
     }
     let package = match group.split('.').next() {
         None | Some("") => "core",
@@ -458,6 +470,26 @@ mod tests {
             match why {
                 Some(why) => assert_eq!(found, Mutated::OfOtherKind(why.to_owned()), "{kind}"),
                 None => assert!(matches!(found, Mutated::Patched(_)), "{kind}: {found:?}"),
+            }
+        }
+        for (version, why) in [
+            (
+                "v1",
+                Some("no kind \"Deployment\" is registered for version \"v1\""),
+            ),
+            (
+                "a/b/c",
+                Some("no kind \"Deployment\" is registered for version \"a/b/c\""),
+            ),
+            ("", None),
+        ] {
+            let text =
+                format!("[JSONPatch{{op: 'replace', path: '/apiVersion', value: '{version}'}}]");
+            let mutation = json!({"patchType": "JSONPatch", "jsonPatch": {"expression": text}});
+            let found = mutated(mutation).unwrap();
+            match why {
+                Some(why) => assert_eq!(found, Mutated::OfOtherKind(why.to_owned()), "{version}"),
+                None => assert!(matches!(found, Mutated::Patched(_)), "{version}: {found:?}"),
             }
         }
     }
