@@ -42,3 +42,42 @@ impl Rate {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_passes_at_once_and_the_rest_at_the_rate() {
+        let rate = Rate::new(5, 3).unwrap();
+        let begin = Instant::now();
+        let after = |milliseconds: u64| begin + Duration::from_millis(milliseconds);
+        for (milliseconds, expected) in [
+            // The burst.
+            (0, true),
+            (0, true),
+            (0, true),
+            (0, false),
+            // One every 200 ms.
+            (150, false),
+            (250, true),
+            (260, false),
+            (450, true),
+            // A pause saves no more than the burst.
+            (3_600_000, true),
+            (3_600_000, true),
+            (3_600_000, true),
+            (3_600_000, false),
+            // The clock of another thread may be behind.
+            (3_599_000, false),
+        ] {
+            assert_eq!(rate.take(after(milliseconds)), expected, "{milliseconds}");
+        }
+    }
+
+    #[test]
+    fn zero_is_no_limit() {
+        assert!(Rate::new(0, 10).is_none());
+        assert!(Rate::new(-1, 10).is_none());
+    }
+}

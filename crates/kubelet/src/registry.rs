@@ -75,11 +75,50 @@ struct Entry {
     seen: watch::Sender<PublishedPod>,
 }
 
-/// All workers by the uid of their pod.
+/// The workers by the uid of their pod.
+#[derive(Default)]
+struct Entries {
+    by_uid: HashMap<String, Entry>,
+    /// The uids of the pods of a namespace and a name: more than one while a pod ends and its successor exists.
+    by_name: HashMap<(String, String), Vec<String>>,
+}
+
+impl Entries {
+    fn get(&self, uid: &str) -> Option<&Entry> {
+        self.by_uid.get(uid)
+    }
+
+    fn insert(&mut self, uid: &str, entry: Entry) {
+        self.remove(uid);
+        let name = full_name(&entry.seen.borrow().pod);
+        self.by_name.entry(name).or_default().push(uid.to_owned());
+        self.by_uid.insert(uid.to_owned(), entry);
+    }
+
+    /// A uid keeps its namespace and name.
+    fn remove(&mut self, uid: &str) {
+        let Some(entry) = self.by_uid.remove(uid) else {
+            return;
+        };
+        let name = full_name(&entry.seen.borrow().pod);
+        if let Some(uids) = self.by_name.get_mut(&name) {
+            uids.retain(|other| other != uid);
+            if uids.is_empty() {
+                self.by_name.remove(&name);
+            }
+        }
+    }
+}
+
+fn full_name(pod: &Pod) -> (String, String) {
+    (spec::namespace(pod).to_owned(), spec::name(pod).to_owned())
+}
+
+/// All workers.
 #[derive(Clone, Default)]
 pub struct Registry {
-    /// Guards the map only; never held across an await.
-    entries: Arc<Mutex<HashMap<String, Entry>>>,
+    /// Guards the maps only; never held across an await.
+    entries: Arc<Mutex<Entries>>,
     /// Guards the current static pods, by uid.
     from_files: Arc<Mutex<HashMap<String, Arc<Pod>>>>,
 }
@@ -95,7 +134,7 @@ impl Registry {
 
     /// Tells every worker that the runtime may have changed.
     pub fn wake_all(&self) {
-        for entry in self.entries.lock().values() {
+        for entry in self.entries.lock().by_uid.values() {
             let _ = entry.sender.send(Message::Runtime);
         }
     }
@@ -107,7 +146,7 @@ impl Registry {
             sender,
             seen: watch::Sender::new(PublishedPod::new(pod)),
         };
-        self.entries.lock().insert(uid.to_owned(), entry);
+        self.entries.lock().insert(uid, entry);
         receiver
     }
 
@@ -118,7 +157,7 @@ impl Registry {
 
     /// Whether a worker has this pod.
     pub fn contains(&self, uid: &str) -> bool {
-        self.entries.lock().contains_key(uid)
+        self.entries.lock().by_uid.contains_key(uid)
     }
 
     /// Publishes a worker's state of its pod.
@@ -178,6 +217,7 @@ impl Registry {
     pub fn pods(&self) -> Vec<PublishedPod> {
         self.entries
             .lock()
+            .by_uid
             .values()
             .map(|entry| entry.seen.borrow().clone())
             .collect()
@@ -185,14 +225,13 @@ impl Registry {
 
     /// The pod of this name.
     pub fn find(&self, namespace: &str, name: &str) -> Option<PublishedPod> {
-        let named = |seen: &PublishedPod| {
-            let meta = &seen.pod.metadata;
-            meta.namespace.as_deref() == Some(namespace) && meta.name.as_deref() == Some(name)
-        };
         let entries = self.entries.lock();
-        let seen = entries.values().map(|entry| entry.seen.borrow());
+        let uids = entries
+            .by_name
+            .get(&(namespace.to_owned(), name.to_owned()))?;
+        let seen = uids.iter().filter_map(|uid| entries.get(uid));
         // A new pod of the same name may exist: prefer the one without a deletion timestamp.
-        seen.filter(|seen| named(seen))
+        seen.map(|entry| entry.seen.borrow())
             .min_by_key(|seen| seen.pod.metadata.deletion_timestamp.is_some())
             .map(|seen| seen.clone())
     }
@@ -206,6 +245,35 @@ mod tests {
         let annotations = serde_json::json!({spec::MIRROR_ANNOTATION: mirrors});
         let metadata = serde_json::json!({"namespace": namespace, "name": name, "uid": uid, "annotations": annotations});
         Arc::new(serde_json::from_value(serde_json::json!({"metadata": metadata})).unwrap())
+    }
+
+    #[test]
+    fn pods_are_found_by_name_until_their_worker_ends_and_a_successor_before_one_that_ends() {
+        let registry = Registry::default();
+        let mut ending = Pod::clone(&pod("ns", "p", "old", ""));
+        ending.metadata.deletion_timestamp = serde_json::from_str("\"2026-01-01T00:00:00Z\"").ok();
+        let _queues = [
+            registry.register("old", Arc::new(ending)),
+            registry.register("other", pod("ns2", "p", "other", "")),
+        ];
+        let found = |namespace: &str, name: &str| {
+            let seen = registry.find(namespace, name)?;
+            Some(spec::uid(&seen.pod).to_owned())
+        };
+        assert_eq!(found("ns", "p").as_deref(), Some("old"));
+        assert_eq!(found("ns2", "p").as_deref(), Some("other"));
+        assert_eq!(found("ns", "q"), None);
+        // Registered again, as a static pod that begins again is.
+        for _ in 0..2 {
+            drop(registry.register("new", pod("ns", "p", "new", "")));
+            assert_eq!(found("ns", "p").as_deref(), Some("new"));
+        }
+        registry.remove("new");
+        assert_eq!(found("ns", "p").as_deref(), Some("old"));
+        registry.remove("old");
+        registry.remove("other");
+        assert_eq!(found("ns", "p"), None);
+        assert!(registry.entries.lock().by_name.is_empty());
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub use reset::source as restart_all_source;
 use stop::stop_pod;
 
 use super::{
-    memory::{Memory, Task, Volumes, Waiting},
+    memory::{Memory, StartFailure, Task, Volumes, Waiting},
     observed::{Container, Observed, SandboxNeed, State},
     restart::{self, CrashBackoff, Verdict},
     spec::{self, Role},
@@ -330,21 +330,13 @@ fn start(
     decision: &mut Decision,
 ) {
     let name = &container.name;
+    let failure = view.memory.failures.get(name);
     if view.memory.is_starting(name) {
+        show_failure(view, name, failure, decision);
         return;
     }
-    if let Some(failure) = view.memory.failures.get(name)
-        && failure.retry_at > view.now
-    {
-        let mut shown = &failure.waiting;
-        if let Some((from, waiting)) = &failure.then {
-            if *from <= view.now {
-                shown = waiting;
-            } else {
-                decision.wake_at(*from);
-            }
-        }
-        decision.waiting.push((name.clone(), shown.clone()));
+    if let Some(failure) = failure.filter(|failure| failure.retry_at > view.now) {
+        show_failure(view, name, Some(failure), decision);
         decision.wake_at(failure.retry_at);
         return;
     }
@@ -363,12 +355,27 @@ fn start(
         // The runtime removed its containers; the API still has the restart count.
         None => remembered_restarts(view.pod, name),
     };
+    show_failure(view, name, failure, decision);
     decision.actions.push(Action::Start {
         role,
         name: name.clone(),
         restart_count,
         crash,
     });
+}
+
+/// Shows why the last start failed, also while the next one is under way: it may take as long as a pull does.
+fn show_failure(view: &View, name: &str, failure: Option<&StartFailure>, decision: &mut Decision) {
+    let Some(failure) = failure else { return };
+    let mut shown = &failure.waiting;
+    if let Some((from, waiting)) = &failure.then {
+        if *from <= view.now {
+            shown = waiting;
+        } else {
+            decision.wake_at(*from);
+        }
+    }
+    decision.waiting.push((name.to_owned(), shown.clone()));
 }
 
 /// The restart backoff of a container that ended; nothing if it starts without one.

@@ -282,19 +282,32 @@ fn a_failed_start_waits_for_its_retry() {
         retry_at: at(NOW + 10),
         times: 1,
     };
-    let memory = Memory {
+    let mut memory = Memory {
         failures: [("a".to_owned(), failure)].into(),
         ..ready()
     };
-    let decision = see(
-        &simple("Always"),
-        vec![container("b", State::Running)],
-        &memory,
-        None,
-    );
+    let look = |memory: &Memory| {
+        let others = vec![container("b", State::Running)];
+        see(&simple("Always"), others, memory, None)
+    };
+    let decision = look(&memory);
     assert!(decision.actions.is_empty());
     assert_eq!(decision.waiting[0].1.reason, "ErrImagePull");
     assert_eq!(decision.wake, Some(at(NOW + 10)));
+    // The next pull may take long: its pod goes on to say why the last one failed.
+    let back_off = Waiting {
+        reason: "ImagePullBackOff".into(),
+        message: "Back-off".into(),
+    };
+    let failure = memory.failures.get_mut("a").unwrap();
+    (failure.retry_at, failure.then) = (at(NOW), Some((at(NOW - 1), back_off.clone())));
+    let decision = look(&memory);
+    assert_eq!(short(&decision), ["start a 0"]);
+    assert_eq!(decision.waiting, [("a".to_owned(), back_off.clone())]);
+    memory.running.insert(Task::Start("a".into()), 0);
+    let decision = look(&memory);
+    assert!(decision.actions.is_empty());
+    assert_eq!(decision.waiting, [("a".to_owned(), back_off)]);
 }
 
 #[test]
