@@ -145,7 +145,10 @@ fn a_blocked_runtime_thread_delays_no_other_writer() {
     });
     let deadline = std::time::Instant::now() + PATIENCE;
     while futures::executor::block_on(store.revision()).unwrap() < 20 {
-        assert!(std::time::Instant::now() < deadline, "they are not published");
+        assert!(
+            std::time::Instant::now() < deadline,
+            "they are not published"
+        );
         std::thread::yield_now();
     }
     release.send(()).unwrap();
