@@ -75,8 +75,8 @@ pub(crate) async fn connect(namespace: &Path, link: PodLink) -> Result<()> {
 async fn connect_within(namespace: &Path, link: PodLink, within: Duration) -> Result<()> {
     let late = format!("connect link {}", link.host_link);
     let late = |_| Error::NoAnswer(late.clone());
-    let thread = timeout(within, THREADS.acquire()).await.map_err(late)?;
     let turn = Turn::acquire().await;
+    let thread = timeout(within, THREADS.acquire()).await.map_err(late)?;
     let namespace = namespace.to_path_buf();
     let changing = turn.clone();
     let connected = netns::on_watching_thread(move |waiting| {
