@@ -1,7 +1,10 @@
 //! Starts a container. On success the container's program was executed; on failure the container
 //! has exit code 128 and a message.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::Path,
+    sync::{Arc, atomic::Ordering},
+};
 
 use cri::v1::ContainerEventType;
 
@@ -36,7 +39,10 @@ impl Engine {
         });
         let descriptor = base.map(BaseMounts::fd);
         match shim.call(call, descriptor.as_slice()).await {
-            Ok((Answer::Started { pid, .. }, _)) => {
+            Ok((Answer::Started { pid, slow, .. }, _)) => {
+                if let Some(why) = slow {
+                    self.note_slow(id, &why);
+                }
                 self.note_started(&container, pid)?;
                 Ok(())
             }
@@ -79,6 +85,15 @@ impl Engine {
             max_bytes: limits.max_bytes,
             max_files: limits.max_files,
         })
+    }
+
+    /// A cause that all containers of a node share is a warning only once.
+    fn note_slow(&self, container: &str, why: &str) {
+        let message = "container was created from the node's mounts, which is slower";
+        match self.has_been_slow.swap(true, Ordering::Relaxed) {
+            false => tracing::warn!(container, why, "{message}"),
+            true => tracing::info!(container, why, "{message}"),
+        }
     }
 
     /// Records that it runs, unless it has ended already.

@@ -5,7 +5,12 @@
 mod events;
 mod reattach;
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use cri::v1::ContainerEventResponse;
 use lifecycle::Context;
@@ -21,7 +26,7 @@ use crate::{
     images::Images,
     reexec::Program,
     sandbox::Sandbox,
-    shim,
+    shim::{self, Zygote},
     snapshot::Snapshots,
     streams::Streams,
 };
@@ -37,12 +42,16 @@ pub(crate) struct Engine {
     /// The configuration.
     pub config: Config,
     pub(crate) program: Program,
+    /// The process that shims are forked from.
+    pub(crate) zygote: Zygote,
     /// The node's image store.
     pub images: Arc<Images>,
     /// How root file systems of containers are made.
     pub(crate) snapshots: Snapshots,
     /// The mount namespace that containers are created from, if it could be made.
     pub(crate) base_mounts: Option<BaseMounts>,
+    /// Whether a container was created from the node's mounts instead.
+    pub(crate) has_been_slow: AtomicBool,
     context: Context,
     blocking: Blocking,
     pub(crate) streams: Streams,
@@ -86,7 +95,9 @@ impl Engine {
         );
         let engine = Arc::new(Self {
             program,
+            zygote: Zygote::default(),
             base_mounts: base_mounts.ok(),
+            has_been_slow: AtomicBool::default(),
             images,
             snapshots,
             context,

@@ -65,7 +65,10 @@ pub(crate) enum Progress {
         terminal: Option<OwnedFd>,
     },
     /// The program was executed.
-    Running,
+    Running {
+        /// Why it was slower than necessary.
+        slow: Option<String>,
+    },
     /// Starting failed.
     Failed(String),
 }
@@ -148,7 +151,7 @@ impl Helper {
                 let terminal = terminal.then(|| self.inbox.fd().ok()).flatten();
                 Progress::Created { pid, terminal }
             }
-            Ok(Some(Report::Running)) => Progress::Running,
+            Ok(Some(Report::Running { slow })) => Progress::Running { slow },
             Ok(Some(Report::Failed(message))) => Progress::Failed(self.explain(message)),
             Ok(None) if gone || self.ended.is_some() => {
                 let how = self

@@ -31,7 +31,7 @@ pub(super) fn run(job: Job, stdio: Option<[OwnedFd; 3]>, socket: UnixStream) -> 
     complain_on_stderr();
     let mut shim = Shim { socket };
     let report = match perform(job, stdio, &mut shim) {
-        Ok(()) => Report::Running,
+        Ok(slow) => Report::Running { slow },
         Err(error) => Report::Failed(chain(&*error)),
     };
     i32::from(shim.send(&report, None).is_err())
@@ -59,7 +59,8 @@ impl Shim {
     }
 }
 
-fn perform(job: Job, stdio: Option<[OwnedFd; 3]>, shim: &mut Shim) -> Outcome<()> {
+/// Returns why it was slower than necessary, if it was.
+fn perform(job: Job, stdio: Option<[OwnedFd; 3]>, shim: &mut Shim) -> Outcome<Option<String>> {
     match job {
         Job::Run {
             container,
@@ -73,7 +74,7 @@ fn perform(job: Job, stdio: Option<[OwnedFd; 3]>, shim: &mut Shim) -> Outcome<()
                 root: oci_root,
                 container,
             };
-            outside.run(&bundle, stdio, shim)
+            outside.run(&bundle, stdio, shim).map(|()| None)
         }
         Job::Exec {
             container,
@@ -87,7 +88,7 @@ fn perform(job: Job, stdio: Option<[OwnedFd; 3]>, shim: &mut Shim) -> Outcome<()
                 root: oci_root,
                 container,
             };
-            outside.exec(&process, stdio, shim)
+            outside.exec(&process, stdio, shim).map(|()| None)
         }
         Job::Run {
             container,
@@ -103,7 +104,7 @@ fn perform(job: Job, stdio: Option<[OwnedFd; 3]>, shim: &mut Shim) -> Outcome<()
             oci_runtime: None,
             process,
             ..
-        } => run_process(&container, &bundle, &oci_root, &process, stdio, shim),
+        } => run_process(&container, &bundle, &oci_root, &process, stdio, shim).map(|()| None),
     }
 }
 
@@ -114,7 +115,7 @@ fn run_container(
     base: Option<Base>,
     stdio: Option<[OwnedFd; 3]>,
     shim: &mut Shim,
-) -> Outcome<()> {
+) -> Outcome<Option<String>> {
     std::fs::create_dir_all(root)?;
     let prepared = prepare::container(bundle, root, base)?;
     let (executed, program) = Program::new(prepared.finish)?;
@@ -133,7 +134,8 @@ fn run_container(
         .ok_or("libcontainer created a container without a process")?;
     shim.created(pid.as_raw(), console.map(Console::receive).transpose()?)?;
     container.start()?;
-    executed.wait()
+    executed.wait()?;
+    Ok(prepared.slow)
 }
 
 fn run_process(

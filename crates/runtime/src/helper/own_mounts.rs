@@ -34,23 +34,33 @@ pub struct Base {
     pub slots: Slots,
 }
 
-/// Moves the helper, and changes the sources of mounts that are at slots; returns whether it did. The directories are
-/// those that the helper writes to. An error if it can be in neither namespace.
-pub(super) fn enter(spec: &mut Spec, base: &Base, directories: &[&Path]) -> io::Result<bool> {
+/// Where the helper is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Entered {
+    /// In a namespace of its own.
+    Own,
+    /// In the node's, which the container asks for.
+    Node,
+    /// In the node's, because something was not as expected.
+    NodeBecause(String),
+}
+
+/// Moves the helper, and changes the sources of mounts that are at slots. The directories are those that the helper
+/// writes to. An error if it can be in neither namespace.
+pub(super) fn enter(spec: &mut Spec, base: &Base, directories: &[&Path]) -> io::Result<Entered> {
     if !is_private(spec) {
-        return Ok(false);
+        return Ok(Entered::Node);
     }
     let back = File::open("/proc/self/ns/mnt")?;
     let mut changed = spec.clone();
     match attach(&mut changed, base, directories) {
         Ok(()) => {
             *spec = changed;
-            Ok(true)
+            Ok(Entered::Own)
         }
         Err(error) => {
-            tracing::debug!(%error, "a container is created from the node's mounts");
             setns(&back, CloneFlags::CLONE_NEWNS)?;
-            Ok(false)
+            Ok(Entered::NodeBecause(error.to_string()))
         }
     }
 }

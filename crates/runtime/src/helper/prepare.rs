@@ -18,13 +18,16 @@ use super::{
     executor::Finish,
     mount_points,
     oci::Outcome,
-    own_mounts, placed_devices, propagate,
+    own_mounts::{self, Entered},
+    placed_devices, propagate,
     seccomp::{self},
 };
 
 pub(super) struct Prepared {
     pub bundle: PathBuf,
     pub finish: Finish,
+    /// Why the container is created from the node's mounts although it need not be, which is slower.
+    pub slow: Option<String>,
 }
 
 /// For a container's first process. Moves the helper into a copy of the mount namespace for containers, if one is given;
@@ -48,12 +51,18 @@ pub(super) fn container(bundle: &Path, root: &Path, base: Option<Base>) -> Outco
     add_hooks(&mut spec, hooks);
     let entered = match base {
         Some(base) => own_mounts::enter(&mut spec, &base, &[bundle, root])?,
-        None => false,
+        None => Entered::Node,
     };
-    if !hooked && !lent && !moved && !entered {
+    let changed = hooked || lent || moved || entered == Entered::Own;
+    let slow = match entered {
+        Entered::NodeBecause(why) => Some(why),
+        Entered::Own | Entered::Node => None,
+    };
+    if !changed {
         return Ok(Prepared {
             bundle: bundle.to_path_buf(),
             finish,
+            slow,
         });
     }
     spec.set_process(Some(process));
@@ -63,6 +72,7 @@ pub(super) fn container(bundle: &Path, root: &Path, base: Option<Base>) -> Outco
     Ok(Prepared {
         bundle: adjusted,
         finish,
+        slow,
     })
 }
 
@@ -93,6 +103,7 @@ pub(super) fn process(bundle: &Path, file: &Path) -> Outcome<Prepared> {
     Ok(Prepared {
         bundle: bundle.to_path_buf(),
         finish,
+        slow: None,
     })
 }
 

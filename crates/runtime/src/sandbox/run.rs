@@ -114,7 +114,8 @@ impl Engine {
             sysctls,
             hierarchies: Some(Hierarchies::host().clone()),
         };
-        let (starting, pinned) = shim::start(&self.program, &orders, &paths.orders())?;
+        let (starting, pinned) =
+            shim::start(&self.zygote, &self.program, &orders, &paths.orders())?;
         // The files are written while the process starts, and the network is attached as soon as its namespace
         // exists. All of it ends before an error is handled: nothing is left that is not torn down.
         let files = write_files(sandbox);

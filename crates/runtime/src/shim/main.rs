@@ -19,8 +19,8 @@ use nix::{
 use super::{pin, protocol::Start, serve::Shim, spawn};
 use crate::cgroup::Cgroup;
 
-/// The entry point, called before any thread exists.
-pub(crate) fn run() -> ExitCode {
+/// Called in a fork of the zygote, which has one thread.
+pub(super) fn run() -> ExitCode {
     match start() {
         Ok(Some(shim)) => shim.serve(),
         Ok(None) => ExitCode::SUCCESS,
@@ -31,8 +31,8 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-/// Sets everything up. Returns `None` in the process that the daemon waits for: the shim continues
-/// as its child, in a session of its own.
+/// Sets everything up. Returns `None` in the process that the daemon waits for, by its standard streams: the shim
+/// continues as its child, in a session of its own.
 fn start() -> io::Result<Option<Shim>> {
     // The file stays open, and so locked, for the shim's lifetime: that tells the daemon that the
     // shim exists.

@@ -22,9 +22,10 @@ mod serve;
 mod slim;
 mod spawn;
 mod tasks;
+mod zygote;
 
 pub(crate) use attached::set_nonblocking;
 pub use client::{Client, ExecStdio, Notice};
 pub use log_file::Target;
-pub(crate) use main::run;
 pub(crate) use spawn::{is_held, start};
+pub(crate) use zygote::{Zygote, run};

@@ -231,6 +231,9 @@ pub enum Answer {
         pid: i32,
         /// Whether the descriptor of its terminal is attached.
         terminal: bool,
+        /// Why the container was created from the node's mounts although it need not be, which is slower.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        slow: Option<String>,
     },
     /// The reply to [`Call::Hello`].
     Hello {
@@ -313,7 +316,10 @@ pub enum Report {
         terminal: bool,
     },
     /// The program was executed.
-    Running,
+    Running {
+        /// Why it was slower than necessary.
+        slow: Option<String>,
+    },
     /// The process could not be started.
     Failed(String),
 }

@@ -101,9 +101,9 @@ impl Shim {
                     task.pid = pid;
                     task.terminal = terminal;
                 }
-                Progress::Running => {
+                Progress::Running { slow } => {
                     let task = self.helpers.swap_remove(index);
-                    return self.started(task);
+                    return self.started(task, slow);
                 }
                 Progress::Failed(message) => {
                     let task = self.helpers.swap_remove(index);
@@ -113,7 +113,7 @@ impl Shim {
         }
     }
 
-    fn started(&mut self, mut task: Task) {
+    fn started(&mut self, mut task: Task, slow: Option<String>) {
         let (pid, terminal) = (task.pid, task.terminal.take());
         let mut passed = None;
         match &task.purpose {
@@ -134,6 +134,7 @@ impl Shim {
         let answer = Answer::Started {
             pid,
             terminal: passed.is_some(),
+            slow,
         };
         self.reply(task.conn, task.request, Ok(answer), passed);
         if let Some(code) = self.unclaimed.claim(pid) {

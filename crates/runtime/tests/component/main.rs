@@ -23,3 +23,4 @@ mod shims;
 mod snapshots;
 mod streams;
 mod support;
+mod zygote;
