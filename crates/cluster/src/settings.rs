@@ -245,7 +245,6 @@ impl Settings {
             options.node_cidr_mask_size_ipv6,
         );
         let (audit, admission) = (audit(&options)?, admission(&options));
-        let runtime_config = optional_versions(options.runtime_config.as_deref())?;
         let access = access::options(&options)?;
         let kubelet = kubelet_configuration(&options)?;
         let runtime_endpoint = runtime_endpoint(&options, &kubelet)?;
@@ -273,7 +272,7 @@ impl Settings {
             token_auth_file: options.token_auth_file,
             audit,
             admission,
-            runtime_config,
+            runtime_config: optional_versions(options.runtime_config.as_deref())?,
             kubelet_port: options
                 .kubelet_port
                 .unwrap_or_else(|| u16::try_from(kubelet.configuration.port).unwrap_or(10250)),
