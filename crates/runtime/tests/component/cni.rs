@@ -170,6 +170,24 @@ fn results(node: &Node) -> usize {
         .count()
 }
 
+fn with_ports_bandwidth_and_dns(mut config: v1::PodSandboxConfig) -> v1::PodSandboxConfig {
+    config.port_mappings = vec![v1::PortMapping {
+        container_port: 80,
+        host_port: 8080,
+        ..Default::default()
+    }];
+    config.annotations = [(
+        "kubernetes.io/ingress-bandwidth".to_owned(),
+        "1M".to_owned(),
+    )]
+    .into();
+    config.dns_config = Some(v1::DnsConfig {
+        servers: vec!["10.43.0.10".into()],
+        ..Default::default()
+    });
+    config
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn chained_plugins_get_their_input_and_are_deleted_in_reverse_order() {
     let plugins = Plugins::new(&["first", "second"]);
@@ -189,21 +207,7 @@ async fn chained_plugins_get_their_input_and_are_deleted_in_reverse_order() {
         ],
     }));
     network_ready(&node).await.unwrap();
-    let mut config = sandbox_config(&node, "pod");
-    config.port_mappings = vec![v1::PortMapping {
-        container_port: 80,
-        host_port: 8080,
-        ..Default::default()
-    }];
-    config.annotations = [(
-        "kubernetes.io/ingress-bandwidth".to_owned(),
-        "1M".to_owned(),
-    )]
-    .into();
-    config.dns_config = Some(v1::DnsConfig {
-        servers: vec!["10.43.0.10".into()],
-        ..Default::default()
-    });
+    let config = with_ports_bandwidth_and_dns(sandbox_config(&node, "pod"));
     let pod = node.run_sandbox(config).await;
     assert_eq!(
         addresses(&node, &pod).await,
@@ -272,6 +276,38 @@ async fn chained_plugins_get_their_input_and_are_deleted_in_reverse_order() {
     assert_eq!(results(&node), 0);
     node.wait_for("everything to be gone", || node.leftovers().is_empty())
         .await;
+}
+
+/// A plugin without a result, a missing one, and a version that none supports.
+async fn check_unusable_plugins(plugins: &Plugins, node: &Node) {
+    for name in ["first", "second"] {
+        plugins.answer(name, &json!({ "cniVersion": "1.1.0" }));
+    }
+    let refused = try_run(node, sandbox_config(node, "none"))
+        .await
+        .unwrap_err();
+    assert!(
+        refused.contains("no plugin returned an IP address"),
+        "{refused}"
+    );
+    plugins.configure(
+        "00.conf",
+        &json!({ "name": "x", "cniVersion": "1.0.0", "type": "absent" }),
+    );
+    let why = network_ready(node).await.unwrap_err();
+    assert!(
+        why.contains("\"absent\"") && why.contains("no such plugin"),
+        "{why}"
+    );
+    plugins.configure(
+        "00.conf",
+        &json!({ "name": "x", "cniVersion": "0.2.0", "type": "first" }),
+    );
+    let why = network_ready(node).await.unwrap_err();
+    assert!(
+        why.contains("does not support configuration version 0.2.0"),
+        "{why}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -346,35 +382,7 @@ async fn a_plugins_error_is_reported_and_a_partial_network_is_undone() {
     let valid = &plugins.inputs()[2]["cni.dev/valid-attachments"];
     assert_eq!(*valid, json!([{ "containerID": keep, "ifname": "eth0" }]));
 
-    // A plugin without a result, and a missing plugin.
-    for name in ["first", "second"] {
-        plugins.answer(name, &json!({ "cniVersion": "1.1.0" }));
-    }
-    let refused = try_run(&node, sandbox_config(&node, "none"))
-        .await
-        .unwrap_err();
-    assert!(
-        refused.contains("no plugin returned an IP address"),
-        "{refused}"
-    );
-    plugins.configure(
-        "00.conf",
-        &json!({ "name": "x", "cniVersion": "1.0.0", "type": "absent" }),
-    );
-    let why = network_ready(&node).await.unwrap_err();
-    assert!(
-        why.contains("\"absent\"") && why.contains("no such plugin"),
-        "{why}"
-    );
-    plugins.configure(
-        "00.conf",
-        &json!({ "name": "x", "cniVersion": "0.2.0", "type": "first" }),
-    );
-    let why = network_ready(&node).await.unwrap_err();
-    assert!(
-        why.contains("does not support configuration version 0.2.0"),
-        "{why}"
-    );
+    check_unusable_plugins(&plugins, &node).await;
 }
 
 /// The node has its own network namespace, so that links and rules are removed with it.

@@ -148,7 +148,43 @@ async fn read(stream: &mut TcpStream) -> Option<Head> {
     })
 }
 
+fn answer(status: &str, more: &str, body: &[u8]) -> Vec<u8> {
+    let mut out = format!(
+        "HTTP/1.1 {status}\r\nConnection: close\r\n{more}Content-Length: {}\r\n\r\n",
+        body.len()
+    )
+    .into_bytes();
+    out.extend_from_slice(body);
+    out
+}
+
 impl State {
+    /// The answer of the token service, or of the registry to a request without a token; `None` if the
+    /// request may proceed.
+    fn token_or_challenge(&self, head: &Head) -> Option<Vec<u8>> {
+        let authorization = head.headers.get("authorization");
+        let authorization = authorization.map(String::as_str).unwrap_or_default();
+        if head.path.starts_with("/token") {
+            let ada = format!("Basic {}", BASE64_STANDARD.encode("ada:lovelace"));
+            let known = authorization == ada || head.body.contains("refresh_token=old%2Ftoken");
+            if !known {
+                return Some(answer("401 Unauthorized", "", b""));
+            }
+            let token = self.manners.token.unwrap_or_default();
+            let body = format!(r#"{{"token":"{token}"}}"#);
+            return Some(answer("200 OK", "", body.as_bytes()));
+        }
+        let token = self.manners.token?;
+        if authorization == format!("Bearer {token}") {
+            return None;
+        }
+        let challenge = format!(
+            "WWW-Authenticate: Bearer realm=\"http://{}/token\",service=\"fake\",scope=\"repository:app:pull\"\r\n",
+            self.address
+        );
+        Some(answer("401 Unauthorized", &challenge, b""))
+    }
+
     async fn serve(&self, mut stream: TcpStream) {
         let Some(head) = read(&mut stream).await else {
             return;
@@ -161,41 +197,8 @@ impl State {
             header("authorization")
         );
         self.seen.lock().push(line.trim_end().to_owned());
-        let answer = |status: &str, more: &str, body: &[u8]| {
-            let mut out = format!(
-                "HTTP/1.1 {status}\r\nConnection: close\r\n{more}Content-Length: {}\r\n\r\n",
-                body.len()
-            )
-            .into_bytes();
-            out.extend_from_slice(body);
-            out
-        };
-        if head.path.starts_with("/token") {
-            let ada = format!("Basic {}", BASE64_STANDARD.encode("ada:lovelace"));
-            let known =
-                header("authorization") == ada || head.body.contains("refresh_token=old%2Ftoken");
-            let body = format!(
-                r#"{{"token":"{}"}}"#,
-                self.manners.token.unwrap_or_default()
-            );
-            let out = if known {
-                answer("200 OK", "", body.as_bytes())
-            } else {
-                answer("401 Unauthorized", "", b"")
-            };
+        if let Some(out) = self.token_or_challenge(&head) {
             let _ = stream.write_all(&out).await;
-            return;
-        }
-        if let Some(token) = self.manners.token
-            && header("authorization") != format!("Bearer {token}")
-        {
-            let challenge = format!(
-                "WWW-Authenticate: Bearer realm=\"http://{}/token\",service=\"fake\",scope=\"repository:app:pull\"\r\n",
-                self.address
-            );
-            let _ = stream
-                .write_all(&answer("401 Unauthorized", &challenge, b""))
-                .await;
             return;
         }
         let last = head.path.rsplit('/').next().unwrap_or_default().to_owned();
