@@ -239,10 +239,9 @@ async fn parameters_are_named_or_selected_and_missing_ones_refuse_or_not() {
     accepted(&server, json!({"size": "9"})).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn expressions_see_the_request_its_namespace_and_the_authorizer() {
-    let server = Server::start().await;
-    let rules = json!({
+/// Rules over the request, its namespace and the authorizer.
+fn rules_about_the_request() -> Value {
+    json!({
         "matchConstraints": {"resourceRules": [{"operations": ["*"], "apiGroups": [""], "apiVersions": ["v1"],
             "resources": ["configmaps"]}]},
         "matchConditions": [{"name": "marked", "expression":
@@ -256,20 +255,52 @@ async fn expressions_see_the_request_its_namespace_and_the_authorizer() {
              "message": "only who may create everywhere"},
             {"expression": "authorizer.requestResource.check('escape').allowed() || !has(object.data.privileged)",
              "message": "privileged"}],
-    });
-    bind(&server, policy("seen", rules), binding("seen", json!({}))).await;
-    let tried = |user: User, method: &'static str, path: String, body: Value| {
-        let server = &server;
-        async move {
-            let media = [("content-type", "application/json")];
-            let body = if body.is_null() {
-                String::new()
-            } else {
-                body.to_string()
-            };
-            send(server, user, method, &path, &media, body).await
-        }
+    })
+}
+
+/// A role for writing ConfigMaps and nothing else, bound to the user `eve`.
+async fn let_eve_write_config_maps(server: &Server) {
+    let role = json!({"metadata": {"name": "writer"}, "rules": [
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create", "delete"]}]});
+    create(
+        server,
+        "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles",
+        role,
+    )
+    .await;
+    let bound = json!({"metadata": {"name": "writer"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "writer"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "eve"}]});
+    create(
+        server,
+        "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings",
+        bound,
+    )
+    .await;
+}
+
+async fn request_as(
+    server: &Server,
+    user: User,
+    method: &'static str,
+    path: String,
+    body: Value,
+) -> Raw {
+    let media = [("content-type", "application/json")];
+    let body = if body.is_null() {
+        String::new()
+    } else {
+        body.to_string()
     };
+    send(server, user, method, &path, &media, body).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn expressions_see_the_request_its_namespace_and_the_authorizer() {
+    let server = Server::start().await;
+    let rules = rules_about_the_request();
+    bind(&server, policy("seen", rules), binding("seen", json!({}))).await;
+    let tried = |user, method, path, body| request_as(&server, user, method, path, body);
     let root = || User::new("kubernetes-admin", ["system:masters"]);
     let post = format!("{MAPS}?dryRun=All");
     let why = eventually(|| async {
@@ -299,23 +330,7 @@ async fn expressions_see_the_request_its_namespace_and_the_authorizer() {
     .await;
     assert_eq!(made.code, 201, "{}", made.body);
     // A user who may write ConfigMaps, and nothing else.
-    let role = json!({"metadata": {"name": "writer"}, "rules": [
-        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create", "delete"]}]});
-    create(
-        &server,
-        "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles",
-        role,
-    )
-    .await;
-    let bound = json!({"metadata": {"name": "writer"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "writer"},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "eve"}]});
-    create(
-        &server,
-        "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings",
-        bound,
-    )
-    .await;
+    let_eve_write_config_maps(&server).await;
     let eve = || User::new("eve", [""; 0]);
     let made = eventually(|| async {
         let made = tried(
