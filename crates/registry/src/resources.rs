@@ -398,9 +398,9 @@ impl Registry {
     /// The built-in kinds that are served by default, and those of these group versions.
     pub fn builtin_and(optional: &[String]) -> Arc<Self> {
         let all = kinds::all().iter().copied();
-        Self::with(all.filter(|kind| {
-            kind.is_on_by_default() || optional.contains(&version_of(*kind))
-        }))
+        Self::with(
+            all.filter(|kind| kind.is_on_by_default() || optional.contains(&version_of(*kind))),
+        )
     }
 
     /// The group versions that are not served by default.
