@@ -234,7 +234,10 @@ fn disabled_controllers(settings: &Settings) -> Vec<String> {
     let disabled = parts.into_iter().filter(|(part, _)| !settings.runs(*part));
     let mut disabled: Vec<_> = disabled.map(|(_, name)| name.to_owned()).collect();
     let served = &settings.runtime_config;
-    if !served.iter().any(|v| v == storageversionmigration::GROUP_VERSION) {
+    if !served
+        .iter()
+        .any(|v| v == storageversionmigration::GROUP_VERSION)
+    {
         disabled.push(storageversionmigration::NAME.to_owned());
     }
     disabled
