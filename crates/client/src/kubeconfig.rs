@@ -297,7 +297,8 @@ impl Kubeconfig {
         )
     }
 
-    fn authorities(&self, cluster: &Cluster) -> Result<RootCertStore, Error> {
+    /// The CAs that a cluster's server is verified with: its own, or those of this machine.
+    pub fn authorities(&self, cluster: &Cluster) -> Result<RootCertStore, Error> {
         let mut roots = RootCertStore::empty();
         let Some(pem) = self.authority(cluster)? else {
             // Skip certificates of the bundle that we cannot parse.

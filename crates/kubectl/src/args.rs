@@ -1,6 +1,6 @@
 //! Global flags, and flags shared by several commands.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use clap::{
@@ -253,7 +253,13 @@ pub(crate) struct Files {
 impl Files {
     /// Whether none are named.
     pub(crate) fn is_empty(&self) -> bool {
-        self.filename.iter().all(String::is_empty) && self.kustomize.is_none()
+        self.filename.iter().all(String::is_empty) && self.kustomization().is_none()
+    }
+
+    /// The kustomization's directory; an empty flag names none.
+    pub(crate) fn kustomization(&self) -> Option<&Path> {
+        let directory = self.kustomize.as_deref();
+        directory.filter(|directory| !directory.as_os_str().is_empty())
     }
 }
 
@@ -327,11 +333,19 @@ impl From<&RecursiveFiles> for Files {
 }
 
 /// The flag `--dry-run`.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct DryRun {
     /// none, server (send the request without keeping its result) or client (only print the object)
     #[arg(long, value_name = "MODE", default_value = "none", num_args = 0..=1, require_equals = true, default_missing_value = "unchanged")]
     dry_run: String,
+}
+
+impl Default for DryRun {
+    fn default() -> Self {
+        Self {
+            dry_run: "none".to_owned(),
+        }
+    }
 }
 
 /// A mode of `--dry-run`.
@@ -346,7 +360,7 @@ impl DryRun {
     /// Parses the flag.
     pub(crate) fn mode(&self) -> Result<DryRunMode> {
         Ok(match self.dry_run.as_str() {
-            "none" | "" => DryRunMode::None,
+            "none" => DryRunMode::None,
             "client" => DryRunMode::Client,
             "server" => DryRunMode::Server,
             "unchanged" => {

@@ -1,7 +1,7 @@
 //! Command-line parsing as kubectl's users expect it: `--flag=false`, `--some_flag`, repeated
 //! flags; and kubectl's messages for invalid input.
 
-use std::process::ExitCode;
+use std::{any::TypeId, convert::Infallible, path::PathBuf, process::ExitCode};
 
 use clap::{
     Arg, ArgAction, ArgMatches, Command, CommandFactory,
@@ -127,6 +127,10 @@ fn flag(arg: Arg) -> Arg {
         arg if has_name(arg, "DURATION") && is_go_duration(arg.get_id().as_str()) => {
             arg.clone().value_parser(ValueParser::new(duration::flag))
         }
+        // The usual parser refuses an empty one.
+        arg if arg.get_value_parser().type_id() == TypeId::of::<PathBuf>() => {
+            arg.clone().value_parser(ValueParser::new(any_path))
+        }
         _ => arg,
     };
     match arg.get_action() {
@@ -135,6 +139,10 @@ fn flag(arg: Arg) -> Arg {
         }
         _ => arg,
     }
+}
+
+fn any_path(text: &str) -> Result<PathBuf, Infallible> {
+    Ok(text.into())
 }
 
 /// Parses a bool as Go's strconv.
@@ -289,8 +297,9 @@ impl<'a> Mistake<'a> {
             ErrorKind::ArgumentConflict if self.path == "kubectl apply" => {
                 format!("error: {}", unexpected(&self.path, &self.arguments()))
             }
-            ErrorKind::InvalidValue | ErrorKind::ValueValidation
-                if !self.context(ContextKind::InvalidValue).is_empty() =>
+            ErrorKind::ValueValidation | ErrorKind::InvalidValue
+                if self.error.kind() == ErrorKind::ValueValidation
+                    || !self.context(ContextKind::InvalidValue).is_empty() =>
             {
                 let value = self.context(ContextKind::InvalidValue);
                 let name = flag_name(&command(), &self.path, &self.flag());
@@ -402,12 +411,30 @@ impl<'a> Mistake<'a> {
                 let letter = letters.chars().last().unwrap_or_default();
                 format!("error: flag needs an argument: '{letter}' in -{letters}\n{see}")
             }
-            None => format!("error: flag needs an argument: {}\n{see}", self.flag()),
+            None => {
+                let flag = with_shown_names(self.flag());
+                format!("error: flag needs an argument: {flag}\n{see}")
+            }
         }
     }
 
     fn missing_argument(&self) -> String {
         let missing = self.context(ContextKind::InvalidArg);
+        let mut needed = match self.path.as_str() {
+            "kubectl create deployment" => vec!["image"],
+            "kubectl create service externalname" => vec!["external-name"],
+            "kubectl create cronjob" => vec!["image", "schedule"],
+            "kubectl create clusterrolebinding" => vec!["clusterrole"],
+            _ => Vec::new(),
+        };
+        needed.retain(|flag| {
+            let flag = format!("--{flag}");
+            let is_it = |word: &String| word.split('=').next() == Some(&flag);
+            !self.words.iter().any(is_it)
+        });
+        if !needed.is_empty() {
+            return required(&needed);
+        }
         let hint = self.see_examples();
         match self.path.as_str() {
             "kubectl cp" => "error: source and destination are required".to_owned(),
@@ -417,10 +444,6 @@ impl<'a> Mistake<'a> {
             "kubectl certificate approve" | "kubectl certificate deny" => {
                 "error: one or more CSRs must be specified as <name> or -f <filename>".to_owned()
             }
-            "kubectl create deployment" => required(&["image"]),
-            "kubectl create service externalname" => required(&["external-name"]),
-            "kubectl create cronjob" => required(&["image", "schedule"]),
-            "kubectl create clusterrolebinding" => required(&["clusterrole"]),
             "kubectl config delete-user" => format!("error: user to delete is required\n{hint}"),
             create if create.starts_with("kubectl create ") && missing == "<NAME>" => {
                 format!("error: exactly one NAME is required, got 0\n{hint}")

@@ -31,7 +31,7 @@ pub(crate) async fn read_each(files: &Files, is_validated: bool) -> Result<Vec<R
     if files.filename.iter().filter(|name| *name == "-").count() > 1 {
         bail!("standard input cannot be used for multiple arguments");
     }
-    if let Some(directory) = &files.kustomize {
+    if let Some(directory) = files.kustomization() {
         if !files.filename.is_empty() {
             bail!("only one of -f or -k can be specified");
         }

@@ -244,6 +244,11 @@ pub(crate) async fn target_of(session: &Session, manifest: Manifest) -> Result<T
         }
         object["metadata"]["namespace"] = Value::String(namespace.clone());
     }
+    if !resource.namespaced
+        && let Some(metadata) = object["metadata"].as_object_mut()
+    {
+        metadata.remove("namespace");
+    }
     Ok(Target {
         resource,
         namespace,
@@ -288,7 +293,11 @@ pub(crate) async fn targets(
         }
         return Ok(targets);
     }
-    let has_selector = selection.selector.is_some() || selection.field_selector.is_some();
+    let is_given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+    let has_selector = is_given(&selection.selector) || is_given(&selection.field_selector);
+    if words.is_empty() && has_selector {
+        bail!("at least one resource must be specified to use a selector");
+    }
     match named(session, words).await? {
         Named::Objects(_) if has_selector => {
             bail!("name cannot be provided when a selector is specified")

@@ -171,7 +171,7 @@ fn scalars(
 }
 
 /// The struct of a field, a list's element or a map's value.
-fn element(shape: Shape) -> Option<&'static Type> {
+pub(crate) fn element(shape: Shape) -> Option<&'static Type> {
     match shape {
         Shape::Struct(id) => Some(id.get()),
         Shape::List(inner) => element(*inner),

@@ -35,7 +35,14 @@ fn reason(error: &(dyn std::error::Error + 'static)) -> Option<String> {
         }
         source = cause.source();
     }
-    Some(lookup_reason(&text).unwrap_or(text))
+    let refused = proxy_reason(&text).map(str::to_owned);
+    Some(refused.or_else(|| lookup_reason(&text)).unwrap_or(text))
+}
+
+/// Why a proxy opens no tunnel: its status line without version and code.
+fn proxy_reason(text: &str) -> Option<&str> {
+    let line = text.strip_prefix("the proxy refused: HTTP/")?;
+    Some(line.splitn(3, ' ').nth(2).unwrap_or("unknown status code"))
 }
 
 /// A host without an address: `"a" has no address`, or
@@ -237,6 +244,24 @@ mod tests {
             "tls: failed to verify certificate: x509: certificate signed by unknown authority"
         );
     }
+
+    #[test]
+    fn a_proxy_that_refuses_is_quoted() {
+        for (text, expected) in [
+            (
+                "the proxy refused: HTTP/1.1 407 Proxy Authentication Required",
+                Some("Proxy Authentication Required"),
+            ),
+            (
+                "the proxy refused: HTTP/1.1 403",
+                Some("unknown status code"),
+            ),
+            ("the proxy refused: host unreachable", None),
+        ] {
+            assert_eq!(proxy_reason(text), expected);
+        }
+    }
+
     #[test]
     fn hosts_without_an_address_are_reported_in_the_words_of_go() {
         assert_eq!(

@@ -88,8 +88,9 @@ impl ApiResources {
     }
 
     fn wants(&self, resource: &Resource) -> bool {
-        let has_all =
-            |wanted: &[String], has: &[String]| wanted.iter().all(|one| has.contains(one));
+        let has_all = |wanted: &[String], has: &[String]| {
+            wanted.iter().all(|one| one.is_empty() || has.contains(one))
+        };
         !resource.verbs.is_empty()
             && self
                 .api_group

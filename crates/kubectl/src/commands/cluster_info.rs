@@ -117,7 +117,10 @@ impl Dump {
             "nodes",
             &list_of(session, "/api/v1/nodes", "NodeList").await?,
         )?;
-        let namespaces = match (self.all_namespaces, self.namespaces.is_empty()) {
+        let namespaces = match (
+            self.all_namespaces,
+            self.namespaces.iter().all(String::is_empty),
+        ) {
             (true, _) => {
                 let all = session.api.items("/api/v1/namespaces").await?;
                 all.iter()

@@ -168,10 +168,14 @@ impl Delete {
             return self.delete_raw(session, path).await;
         }
         self.check()?;
+        self.how.propagation_policy()?;
         let dry_run = self.dry_run.mode()?;
         let ignore_not_found = self.ignore_not_found.unwrap_or(self.selects());
         let targets =
             resources::targets(session, &self.selection, &self.resources, self.all).await?;
+        if let Some(output) = self.output.as_deref().filter(|output| *output != "name") {
+            bail!("unexpected -o output mode: {output}. We only support '-o name'");
+        }
         self.how.check()?;
         if targets.is_empty() {
             println!("No resources found");
@@ -225,9 +229,6 @@ impl Delete {
     }
 
     fn check(&self) -> Result<()> {
-        if let Some(output) = self.output.as_deref().filter(|output| *output != "name") {
-            bail!("unexpected -o output mode: {output}. We only support '-o name'");
-        }
         if self.all
             && (self.selection.selector.is_some() || self.selection.field_selector.is_some())
         {

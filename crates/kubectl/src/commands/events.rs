@@ -40,13 +40,14 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    pub(crate) async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(mut self, session: &Session) -> Result<()> {
         let path = self.path(session).await?;
         let printer = self.print.printer()?;
         let is_known = |kind: &String| {
             let mut known = ["Normal", "Warning"].into_iter();
             known.any(|known| known.eq_ignore_ascii_case(kind))
         };
+        self.types.retain(|kind| !kind.is_empty());
         if !self.types.iter().all(is_known) {
             bail!("valid --types are Normal or Warning");
         }
@@ -208,22 +209,18 @@ pub(super) fn last_seen(event: &Value) -> &str {
 pub(super) fn interval(event: &Value) -> String {
     let now = jiff::Timestamp::now().as_second();
     let since = |text: &str| machinery::time::age(Some(text), now);
-    let first = event["firstTimestamp"]
+    let first = event["eventTime"]
         .as_str()
-        .or(event["eventTime"].as_str())
-        .unwrap_or_default();
-    let (count, last) = match event["series"].is_object() {
-        true => (
-            event["series"]["count"].as_i64().unwrap_or(1),
-            str_of(&event["series"]["lastObservedTime"]),
+        .unwrap_or(str_of(&event["firstTimestamp"]));
+    let count = event["count"].as_i64().unwrap_or(0);
+    let (count, last) = match event["series"].as_object() {
+        Some(series) => (
+            series.get("count").and_then(Value::as_i64).unwrap_or(0),
+            series.get("lastObservedTime"),
         ),
-        false => (
-            event["count"].as_i64().unwrap_or(0),
-            event["lastTimestamp"].as_str().unwrap_or(first),
-        ),
+        None if count > 1 => (count, event.get("lastTimestamp")),
+        None => return since(first),
     };
-    match count > 1 {
-        true => format!("{} (x{count} over {})", since(last), since(first)),
-        false => since(if first.is_empty() { last } else { first }),
-    }
+    let last = last.and_then(Value::as_str).unwrap_or_default();
+    format!("{} (x{count} over {})", since(last), since(first))
 }

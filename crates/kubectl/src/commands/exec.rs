@@ -61,12 +61,14 @@ pub(super) fn check_patience(text: &str) -> Result<()> {
 
 impl Exec {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
-        let word = match (self.resource.as_slice(), self.filename.is_empty()) {
+        let names_no_file = self.filename.iter().all(String::is_empty);
+        let word = match (self.resource.as_slice(), names_no_file) {
             ([word], true) => word.clone(),
             ([], true) => {
                 bail!("pod, type/name or --filename must be specified");
             }
             ([], false) => {
+                self.check()?;
                 let files = crate::args::Files {
                     filename: self.filename.clone(),
                     ..crate::args::Files::default()
@@ -82,10 +84,7 @@ impl Exec {
                 "exec [POD] [COMMAND] is not supported anymore. Use exec [POD] -- [COMMAND] instead\nSee 'kubectl exec -h' for help and examples"
             ),
         };
-        self.flags.check("exec")?;
-        if self.command.is_empty() {
-            bail!("you must specify at least one command for the container");
-        }
+        self.check()?;
         let pod = pod_of(session, &word, &self.flags.pod_running_timeout).await?;
         let phase = crate::json::str_of(&pod["status"]["phase"]);
         if phase == "Succeeded" || phase == "Failed" {
@@ -99,5 +98,13 @@ impl Exec {
             detach_keys: None,
         };
         streams::interactive(session, &pod, &container, "exec", &self.command, wanted).await
+    }
+
+    fn check(&self) -> Result<()> {
+        self.flags.check("exec")?;
+        if self.command.is_empty() {
+            bail!("you must specify at least one command for the container");
+        }
+        Ok(())
     }
 }

@@ -84,7 +84,7 @@ struct ResourceQuery {
 
 impl Get {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
-        if let Some(path) = &self.raw {
+        if let Some(path) = self.raw.as_ref().filter(|path| !path.is_empty()) {
             return self.print_raw(session, path).await;
         }
         self.check()?;
@@ -164,7 +164,8 @@ impl Get {
                 self.print.output.as_deref().unwrap_or_default()
             );
         }
-        if self.resources.is_empty() && self.selection.files.is_empty() {
+        let watches = self.watch || self.watch_only;
+        if !watches && self.resources.is_empty() && self.selection.files.is_empty() {
             eprintln!(
                 "You must specify the type of resource to get. Use \"kubectl api-resources\" for a complete list of supported resources.\n"
             );

@@ -90,6 +90,7 @@ struct Source {
 impl Logs {
     pub(crate) async fn run(mut self, session: &Session) -> Result<()> {
         self.follow |= self.follow_new;
+        self.selector = self.selector.filter(|selector| !selector.is_empty());
         self.check()?;
         let sources = self.sources(session, false).await?;
         let prefix = self.prefix || self.all_pods;

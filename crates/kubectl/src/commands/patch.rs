@@ -73,7 +73,7 @@ impl Patch {
     /// The type of the patch, if the flags fit.
     fn check(&self, dry_run: DryRunMode) -> Result<PatchType> {
         let is_given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-        let is_file = self.patch_file.is_some();
+        let is_file = self.file().is_some();
         match (is_given(&self.patch), is_file) {
             (true, true) => bail!("cannot specify --patch and --patch-file together"),
             (false, false) => {
@@ -146,8 +146,13 @@ impl Patch {
         report.print(&patched, deed(&before, &patched))
     }
 
+    fn file(&self) -> Option<&std::path::Path> {
+        let file = self.patch_file.as_deref();
+        file.filter(|file| !file.as_os_str().is_empty())
+    }
+
     fn patch(&self) -> Result<Text> {
-        let text = match (&self.patch, &self.patch_file) {
+        let text = match (&self.patch, self.file()) {
             (text, None) => text.clone().unwrap_or_default(),
             (_, Some(path)) => std::fs::read_to_string(path).map_err(|error| {
                 let reason = error::io_reason(&error);

@@ -16,6 +16,9 @@ use crate::{
 
 use super::report::Report;
 
+/// How often an object is tried that others change at the same time.
+const TRIES: usize = 3;
+
 /// Flags of `auth reconcile`.
 #[derive(Debug, Args)]
 pub(crate) struct Reconcile {
@@ -79,12 +82,7 @@ impl Reconcile {
             }
             let reconciled = async {
                 let target = target_of(session, manifest).await?;
-                let wanted = merge::decoded(target.manifest.as_ref().unwrap_or(&Value::Null))?;
-                let live = session.api.find(&target.path()).await?;
-                let mut plan = self.plan(live.as_ref(), &wanted);
-                if !dry_run.is_client() && !plan.is_protected {
-                    plan.object = send(session, &target, &plan).await?;
-                }
+                let plan = self.reconciled(session, &target, dry_run).await?;
                 report.say_typed(&merge::typed(&plan.object), "reconciled")?;
                 self.explain(&plan);
                 Ok::<(), anyhow::Error>(())
@@ -92,6 +90,33 @@ impl Reconcile {
             errors.extend(reconciled.await.err());
         }
         error::aggregate(errors)
+    }
+
+    /// Plans, and does what was planned; again if the object was changed in between.
+    async fn reconciled(
+        &self,
+        session: &Session,
+        target: &Target,
+        dry_run: DryRunMode,
+    ) -> Result<Plan> {
+        let wanted = merge::decoded(target.manifest.as_ref().unwrap_or(&Value::Null))?;
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let live = session.api.find(&target.path()).await?;
+            let mut plan = self.plan(live.as_ref(), &wanted);
+            if dry_run.is_client() || plan.is_protected {
+                return Ok(plan);
+            }
+            match send(session, target, live.as_ref(), &plan).await {
+                Ok(object) => {
+                    plan.object = object;
+                    return Ok(plan);
+                }
+                Err(error) if tries < TRIES && has_changed(&error, plan.operation) => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     fn plan(&self, live: Option<&Value>, wanted: &Value) -> Plan {
@@ -204,16 +229,50 @@ impl Reconcile {
     }
 }
 
-async fn send(session: &Session, target: &Target, plan: &Plan) -> Result<Value> {
+/// Whether a write failed because another client has created, changed or deleted the object since it was read.
+fn has_changed(error: &anyhow::Error, operation: Operation) -> bool {
+    error::code_is(error, 409) || operation == Operation::Update && error::is_not_found(error)
+}
+
+async fn send(
+    session: &Session,
+    target: &Target,
+    live: Option<&Value>,
+    plan: &Plan,
+) -> Result<Value> {
     let api = &session.api;
     match plan.operation {
-        Operation::None => Ok(plan.object.clone()),
-        Operation::Update => api.replace(&target.path(), &plan.object, &[]).await,
-        Operation::Create => api.create(&target.collection(), &plan.object, &[]).await,
+        Operation::None => return Ok(plan.object.clone()),
+        Operation::Update => return api.replace(&target.path(), &plan.object, &[]).await,
+        Operation::Create => {}
         Operation::Recreate => {
-            api.delete(&target.path(), &json!({})).await?;
-            api.create(&target.collection(), &plan.object, &[]).await
+            let uid = live.map(|live| &live["metadata"]["uid"]);
+            let options = json!({"preconditions": {"uid": uid}});
+            match api.delete(&target.path(), &options).await {
+                Err(error) if !error::is_not_found(&error) => return Err(error),
+                _ => {}
+            }
         }
+    }
+    if target.resource.namespaced {
+        ensure_namespace(session, &target.namespace).await?;
+    }
+    api.create(&target.collection(), &plan.object, &[]).await
+}
+
+/// Creates a namespace that does not exist. What the user may not know or do is left to the write of the object.
+async fn ensure_namespace(session: &Session, name: &str) -> Result<()> {
+    let api = &session.api;
+    let path = format!("/api/v1/namespaces/{}", crate::discovery::encode(name));
+    match api.get(&path).await {
+        Ok(_) => return Ok(()),
+        Err(error) if error::is_not_found(&error) || error::code_is(&error, 403) => {}
+        Err(error) => return Err(error),
+    }
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+    match api.create("/api/v1/namespaces", &namespace, &[]).await {
+        Err(error) if !error::code_is(&error, 409) && !error::code_is(&error, 403) => Err(error),
+        _ => Ok(()),
     }
 }
 

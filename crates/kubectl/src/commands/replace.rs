@@ -48,6 +48,10 @@ pub(crate) struct Replace {
 
 impl Replace {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
+        let dry_run = self.dry_run.mode()?;
+        let report = Report::new(&self.print, dry_run)?;
+        self.how.propagation_policy()?;
+        self.validate.parameter()?;
         if self.files.is_empty() {
             bail!("must specify one of -f and -k");
         }
@@ -55,11 +59,9 @@ impl Replace {
             return super::raw::send(session, Method::PUT, path, &self.files, &self.print).await;
         }
         self.how.check_replacing()?;
-        let dry_run = self.dry_run.mode()?;
         if self.how.force && dry_run != DryRunMode::None {
             bail!("--dry-run can not be used when --force is set");
         }
-        let report = Report::new(&self.print, dry_run)?;
         let found = manifest::read_each(&self.files, self.validate.is_on()).await?;
         let (targets, left_out) = of_each(session, found).await;
         if self.how.force {

@@ -79,10 +79,14 @@ impl Scale {
 
     async fn scale(&self, session: &Session, target: &Target, report: &Report) -> Result<()> {
         let dry_run = self.dry_run.mode()?;
-        let mut object = target.get(session).await?;
-        let path = format!("{}/scale", target.path());
-        self.check(session, &path).await?;
+        // The object of a file is not read from the server.
+        let mut object = match &target.manifest {
+            Some(object) => object.clone(),
+            None => target.get(session).await?,
+        };
         if !dry_run.is_client() {
+            let path = format!("{}/scale", target.path());
+            self.check(session, &path).await?;
             let mut patch = json!({"spec": {"replicas": self.replicas.unwrap_or(0)}});
             if let Some(version) = &self.resource_version {
                 patch["metadata"]["resourceVersion"] = json!(version);

@@ -162,6 +162,7 @@ fn split_path(text: &str) -> Result<(String, Option<String>)> {
 
 impl Wait {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
+        let report = Report::new(&self.print, crate::args::DryRunMode::None)?;
         if self.conditions.is_empty() {
             bail!("unrecognized condition: []");
         }
@@ -170,7 +171,6 @@ impl Wait {
             .iter()
             .map(|text| Condition::parse(text))
             .collect::<Result<_>>()?;
-        let report = Report::new(&self.print, crate::args::DryRunMode::None)?;
         let timeout = match crate::duration::parse_signed(&self.timeout)? {
             (true, _) => std::time::Duration::from_secs(7 * 24 * 3600),
             (false, timeout) => timeout,

@@ -19,6 +19,7 @@ use crate::{
         entry, exec, plugin_policy,
         tokens::{TokenSource, Tokens},
         validation::Resolved,
+        verifier::Verifier,
     },
     kuberc,
 };
@@ -325,6 +326,11 @@ impl Connection {
             bail!("unable to load root certificates: unable to parse bytes as PEM block");
         }
         let mut tls = files.tls(&self.cluster, &self.user)?;
+        if self.cluster.insecure_skip_tls_verify != Some(true)
+            && let Some(verifier) = Verifier::new(files.authorities(&self.cluster)?)
+        {
+            tls.dangerous().set_certificate_verifier(Arc::new(verifier));
+        }
         if upgrades {
             tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         }

@@ -8,6 +8,7 @@ pub(crate) mod plugin_policy;
 pub(crate) mod tokens;
 pub(crate) mod typed;
 mod validation;
+mod verifier;
 
 use std::path::{Path, PathBuf};
 

@@ -68,7 +68,7 @@ impl Loader {
         if self.is_restricted {
             let real = path
                 .canonicalize()
-                .map_err(|error| evaluation_error(&path, &error))?;
+                .map_err(|error| evaluation_error(&path, &path, &error))?;
             if real.is_dir() {
                 bail!("'{}' must resolve to a file", path.display());
             }
@@ -116,17 +116,17 @@ fn confirm(directory: &Path) -> Result<PathBuf> {
     let real = absolute.canonicalize().map_err(|error| {
         anyhow!(
             "not a valid directory: {}",
-            evaluation_error(&absolute, &error)
+            evaluation_error(directory, &absolute, &error)
         )
     })?;
     if !real.is_dir() {
-        bail!("'{}': file is not directory", real.display());
+        bail!("'{}': file is not directory", directory.display());
     }
     Ok(real)
 }
 
 /// Names the first missing part of a path, as resolving links would.
-fn evaluation_error(path: &Path, error: &std::io::Error) -> anyhow::Error {
+fn evaluation_error(given: &Path, path: &Path, error: &std::io::Error) -> anyhow::Error {
     let mut missing = path.to_path_buf();
     for ancestor in path.ancestors() {
         if ancestor.symlink_metadata().is_ok() {
@@ -136,7 +136,7 @@ fn evaluation_error(path: &Path, error: &std::io::Error) -> anyhow::Error {
     }
     anyhow!(
         "evalsymlink failure on '{}' : lstat {}: {}",
-        path.display(),
+        given.display(),
         missing.display(),
         io_reason(error)
     )

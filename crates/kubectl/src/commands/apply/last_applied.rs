@@ -115,7 +115,7 @@ impl Set {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
-        if self.filename.is_empty() {
+        if self.filename.iter().all(String::is_empty) {
             bail!(resources::NOTHING);
         }
         let files = Files {
@@ -181,11 +181,12 @@ pub(super) struct Edit {
 
 impl Edit {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
-        let report = Report::new(&self.print, crate::args::DryRunMode::None)?;
-        let mut editor = Editor::new(&self.print, self.windows_line_endings)?;
         let selection = (&self.files).into();
         let mut applied = Vec::new();
-        for target in resources::targets(session, &selection, &self.resources, true).await? {
+        let targets = resources::targets(session, &selection, &self.resources, true).await?;
+        let report = Report::new(&self.print, crate::args::DryRunMode::None)?;
+        let mut editor = Editor::new(&self.print, self.windows_line_endings)?;
+        for target in targets {
             let live = session.api.get(&target.path()).await?;
             match last_applied(&live) {
                 Value::Null => {}

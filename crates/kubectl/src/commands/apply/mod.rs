@@ -2,6 +2,7 @@
 //! server-side apply.
 
 mod applyset;
+mod conflict;
 mod last_applied;
 mod migrate;
 pub(super) mod prune;
@@ -101,6 +102,11 @@ impl Apply {
             Some(LastApplied::ViewLastApplied(command)) => return command.run(session).await,
             None => {}
         }
+        self.dry_run.mode()?;
+        self.how.propagation_policy()?;
+        if self.selection.files.is_empty() {
+            bail!("must specify one of -f and -k");
+        }
         self.validate.parameter()?;
         let mut set = match self.applyset.as_ref().filter(|set| !set.is_empty()) {
             Some(reference) => Some(ApplySet::parse(session, reference).await?),
@@ -174,9 +180,6 @@ impl Apply {
     }
 
     async fn check(&self, session: &Session, set: Option<&ApplySet>) -> Result<()> {
-        if self.selection.files.is_empty() {
-            bail!("must specify one of -f and -k");
-        }
         if self.force_conflicts && !self.server_side {
             bail!("--force-conflicts only works with --server-side");
         }
@@ -206,7 +209,6 @@ impl Apply {
                 prune::types(session, &self.prune_allowlist).await?;
             }
         }
-        self.how.propagation_policy()?;
         if !self.subresource.is_empty() && !self.server_side {
             bail!("--subresource can only be specified for --server-side");
         }
@@ -313,6 +315,13 @@ impl Apply {
         if patch.as_object().is_none_or(|fields| fields.is_empty()) {
             return Ok((live.clone(), "unchanged"));
         }
+        if let Some(schema) = schema.filter(|_| !self.overwrite)
+            && let Some(why) = conflict::find(&patch, live, schema)
+        {
+            eprintln!("warning: error calculating patch from openapi v3 spec: {why}");
+            let error = anyhow!(conflict::describe(wanted, live, &why));
+            return Err(not_applied(error, "", target));
+        }
         let how = if schema.is_some() {
             PatchType::Strategic
         } else {
@@ -325,9 +334,7 @@ impl Apply {
         let patched = session.api.patch(&target.path(), how, &patch, &query).await;
         let patched = patched.map_err(|error| {
             let error = error::with_source(error, "patching", &target.source);
-            let patch = json::compact(&patch);
-            let verb = format!("applying patch:\n{patch}\nto:\n{}\nfor:", described(target));
-            error::with_source(error, &verb, &target.source)
+            not_applied(error, &json::compact(&patch), target)
         })?;
         Ok((patched, "configured"))
     }
@@ -384,10 +391,14 @@ impl Apply {
                 error::message(&why)
             ),
         };
-        let sent = json::compact(wanted);
-        let verb = format!("applying patch:\n{sent}\nto:\n{}\nfor:", described(target));
-        Err(error::with_source(error, &verb, &target.source))
+        Err(not_applied(error, &json::compact(wanted), target))
     }
+}
+
+/// The error of a patch that could not be made or was refused.
+fn not_applied(error: anyhow::Error, patch: &str, target: &Target) -> anyhow::Error {
+    let verb = format!("applying patch:\n{patch}\nto:\n{}\nfor:", described(target));
+    error::with_source(error, &verb, &target.source)
 }
 
 /// A live object as it can be created again.

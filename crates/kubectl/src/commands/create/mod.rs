@@ -155,6 +155,8 @@ impl Create {
     }
 
     async fn create_files(&self, session: &Session) -> Result<()> {
+        let report = Report::new(&self.common.print, self.common.dry_run.mode()?)?;
+        self.common.validate.parameter()?;
         if self.files.is_empty() {
             bail!("must specify one of -f and -k");
         }
@@ -164,7 +166,6 @@ impl Create {
         if found.is_empty() {
             bail!("no objects passed to create");
         }
-        let report = Report::new(&self.common.print, self.common.dry_run.mode()?)?;
         let (targets, left_out) = of_each(session, found).await;
         if self.edit {
             self.edit_and_create(session, targets, &report).await?;

@@ -292,7 +292,8 @@ impl Debug {
 
     /// The file of `--custom`.
     fn custom_container(&self) -> Result<Option<Value>> {
-        let Some(path) = &self.custom else {
+        let named = self.custom.as_ref();
+        let Some(path) = named.filter(|path| !path.as_os_str().is_empty()) else {
             return Ok(None);
         };
         let text = std::fs::read_to_string(path).map_err(|error| {

@@ -267,7 +267,8 @@ async fn put_events(
         text.field(0, "Events", "<none>");
         return Ok(());
     }
-    found.sort_by_key(|event| events::last_seen(event).to_owned());
+    // As upstream: events without this time, such as those of a series, are the first.
+    found.sort_by_key(|event| str_of(&event["lastTimestamp"]).to_owned());
     text.flush();
     text.line(0, "Events:\n  Type\tReason\tAge\tFrom\tMessage");
     text.line(1, "----\t------\t----\t----\t-------");

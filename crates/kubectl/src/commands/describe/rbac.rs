@@ -29,57 +29,59 @@ pub(super) fn role(text: &mut Text, object: &Value) {
     }
 }
 
-/// One rule for each resource, name and URL, with all verbs.
+/// One rule for each resource and name, with all verbs, and one for each URL and verb.
 fn compact(rules: &Value) -> Vec<Value> {
-    let mut out: Vec<Value> = Vec::new();
-    let mut add = |key: Value, verbs: &Value| {
-        let same = |known: &&mut Value| {
-            ["apiGroups", "resources", "resourceNames", "nonResourceURLs"]
-                .iter()
-                .all(|field| known[*field] == key[*field])
-        };
-        match out
-            .iter_mut()
-            .find(same)
-            .and_then(|known| known.pointer_mut("/verbs").and_then(Value::as_array_mut))
-        {
-            Some(known) => {
-                for verb in list(verbs) {
-                    if !known.contains(verb) {
-                        known.push(verb.clone());
-                    }
-                }
-            }
-            None => {
-                let mut rule = key;
-                rule["verbs"] = verbs.clone();
-                out.push(rule);
-            }
-        }
-    };
+    let (mut of_resources, mut of_urls): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
     for rule in list(rules) {
-        for group in list(&rule["apiGroups"]) {
-            for resource in list(&rule["resources"]) {
-                let base = json!({"apiGroups": [group], "resources": [resource], "resourceNames": [], "nonResourceURLs": []});
-                if list(&rule["resourceNames"]).len() == 0 {
-                    add(base.clone(), &rule["verbs"]);
-                }
-                for name in list(&rule["resourceNames"]) {
-                    let mut one = base.clone();
-                    one["resourceNames"] = json!([name]);
-                    add(one, &rule["verbs"]);
+        for (group, resource, name, verb) in singles(rule) {
+            let mut single = json!({"apiGroups": [group], "resources": [resource]});
+            if let Some(name) = name {
+                single["resourceNames"] = json!([name]);
+            }
+            let is_same = |known: &&mut Value| {
+                ["apiGroups", "resources", "resourceNames"]
+                    .iter()
+                    .all(|field| known[*field] == single[*field])
+            };
+            let known = of_resources.iter_mut().find(is_same);
+            match known.and_then(|known| known["verbs"].as_array_mut()) {
+                Some(verbs) if verbs.contains(verb) => {}
+                Some(verbs) => verbs.push(verb.clone()),
+                None => {
+                    single["verbs"] = json!([verb]);
+                    of_resources.push(single);
                 }
             }
         }
         for url in list(&rule["nonResourceURLs"]) {
-            add(
-                json!({"apiGroups": [], "resources": [], "resourceNames": [], "nonResourceURLs": [url]}),
-                &rule["verbs"],
-            );
+            let verbs = list(&rule["verbs"]);
+            of_urls.extend(verbs.map(|verb| json!({"nonResourceURLs": [url], "verbs": [verb]})));
         }
     }
-    out.sort_by_key(sort_key);
-    out
+    of_urls.append(&mut of_resources);
+    of_urls.sort_by_key(sort_key);
+    of_urls
+}
+
+/// Group, resource, name and verb of each single permission.
+fn singles(rule: &Value) -> Vec<(&Value, &Value, Option<&Value>, &Value)> {
+    let mut found = Vec::new();
+    for group in list(&rule["apiGroups"]) {
+        for resource in list(&rule["resources"]) {
+            for verb in list(&rule["verbs"]) {
+                let names: Vec<&Value> = list(&rule["resourceNames"]).collect();
+                match names.is_empty() {
+                    true => found.push((group, resource, None, verb)),
+                    false => found.extend(
+                        names
+                            .into_iter()
+                            .map(|name| (group, resource, Some(name), verb)),
+                    ),
+                }
+            }
+        }
+    }
+    found
 }
 
 pub(super) fn binding(text: &mut Text, object: &Value) {
@@ -102,5 +104,27 @@ pub(super) fn binding(text: &mut Text, object: &Value) {
                 field("namespace")
             ),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verbs_of_a_resource_share_a_line_and_those_of_a_url_do_not() {
+        let rules = json!([
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]},
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"], "resourceNames": ["a"]},
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "get"]},
+            {"nonResourceURLs": ["/a"], "verbs": ["get", "post"]}]);
+        let mut text = Text::default();
+        role(
+            &mut text,
+            &json!({"metadata": {"name": "r"}, "rules": rules}),
+        );
+        let shown = text.with_tabs();
+        let expected = "\t[/a]\t[]\t[get]\n  \t[/a]\t[]\t[post]\n  pods\t[]\t[a]\t[get list]\n  pods\t[]\t[]\t[get list]\n";
+        assert!(shown.ends_with(expected), "{shown}");
     }
 }

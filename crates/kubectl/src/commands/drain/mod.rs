@@ -74,20 +74,27 @@ struct Node {
 }
 
 impl Cordon {
-    /// The nodes, all of which exist.
-    async fn nodes(&self, session: &Session, command: &str) -> Result<Vec<Node>> {
+    fn check(&self, command: &str) -> Result<()> {
         if self.nodes.is_empty() && self.selector.is_none() {
             let usage = format!("USAGE: {command} NODE [flags]");
             return Err(error::usage(command, usage));
         }
-        let selector = self
-            .selector
-            .clone()
-            .filter(|selector| !selector.is_empty());
-        if !self.nodes.is_empty() && selector.is_some() {
+        if !self.nodes.is_empty() && self.selector().is_some() {
             let both = "error: cannot specify both a node name and a --selector option";
             return Err(error::usage(command, both));
         }
+        Ok(())
+    }
+
+    fn selector(&self) -> Option<String> {
+        self.selector
+            .clone()
+            .filter(|selector| !selector.is_empty())
+    }
+
+    /// The nodes, all of which exist.
+    async fn nodes(&self, session: &Session) -> Result<Vec<Node>> {
+        let selector = self.selector();
         let named = |name: &String| match name.contains('/') {
             true => name.clone(),
             false => format!("nodes/{name}"),
@@ -97,7 +104,7 @@ impl Cordon {
             words.push("nodes".to_owned());
         }
         if words.is_empty() {
-            return Ok(Vec::new());
+            bail!(resources::NOTHING);
         }
         let selection = Selection {
             selector,
@@ -119,9 +126,9 @@ impl Cordon {
     }
 
     pub(crate) async fn run(self, session: &Session, unschedulable: bool) -> Result<()> {
+        self.check(if unschedulable { "cordon" } else { "uncordon" })?;
         let dry_run = self.dry_run.mode()?;
-        let command = if unschedulable { "cordon" } else { "uncordon" };
-        let nodes = self.nodes(session, command).await?;
+        let nodes = self.nodes(session).await?;
         cordon(session, &nodes, unschedulable, dry_run).await
     }
 }
@@ -178,6 +185,7 @@ async fn mark(
 
 impl Drain {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
+        self.nodes.check("drain")?;
         let dry_run = self.nodes.dry_run.mode()?;
         if let Some(selector) = &self.pod_selector
             && crate::json::selector(selector).is_err()
@@ -185,7 +193,7 @@ impl Drain {
             bail!("--pod-selector=<pod_selector> must be a valid label selector");
         }
         let timeout = crate::duration::parse(&self.timeout)?;
-        let nodes = self.nodes.nodes(session, "drain").await?;
+        let nodes = self.nodes.nodes(session).await?;
         cordon(session, &nodes, true, dry_run).await?;
         let (mut failed, mut pending) = (Vec::new(), Vec::new());
         for Node { target, .. } in &nodes {

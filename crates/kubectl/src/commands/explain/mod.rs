@@ -30,14 +30,14 @@ pub(crate) struct Explain {
 
 impl Explain {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
-        if !["plaintext", "plaintext-openapiv2"].contains(&self.output.as_str()) {
-            bail!("unrecognized format: {}", self.output);
-        }
         let Some(word) = &self.resource else {
             bail!(
                 "You must specify the type of resource to explain. Use \"kubectl api-resources\" for a complete list of supported resources."
             );
         };
+        if !["plaintext", "plaintext-openapiv2"].contains(&self.output.as_str()) {
+            bail!("unrecognized format: {}", self.output);
+        }
         let is_v2 = self.output == "plaintext-openapiv2" || lacks_openapi_v3(session).await;
         if is_v2 {
             return self.explain_v2(session, word).await;

@@ -115,6 +115,7 @@ enum RolloutAction {
 
 impl Change {
     async fn run(self, session: &Session, deed: RolloutAction) -> Result<()> {
+        self.which.require()?;
         let report = Report::new(&self.print, DryRunMode::None)?;
         let query: Query = vec![("fieldManager", self.field_manager.clone())];
         let now = jiff::Timestamp::now()

@@ -86,7 +86,7 @@ impl Env {
 
     fn check(&self, selection: &Selection, names: &[String]) -> Result<()> {
         self.common.check_local()?;
-        if names.is_empty() && selection.files.filename.is_empty() {
+        if names.is_empty() && selection.files.filename.iter().all(String::is_empty) {
             bail!(
                 "one or more resources must be specified as <resource> <name> or <resource>/<name>"
             );
