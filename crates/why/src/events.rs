@@ -46,15 +46,33 @@ impl Warning {
 
 fn newest(mut events: Vec<Event>) -> Vec<Warning> {
     events.sort_by_key(last_seen);
+    let message_of = |event: &Event| {
+        event
+            .message
+            .as_deref()
+            .unwrap_or_default()
+            .trim_end()
+            .to_owned()
+    };
+    // Reasons of events that have a cause in their message.
+    let explained: Vec<Option<String>> = events
+        .iter()
+        .filter(|event| !is_bare(&message_of(event)))
+        .map(|event| event.reason.clone())
+        .collect();
     let mut seen: Vec<Warning> = Vec::new();
     for event in events.into_iter().rev() {
+        let message = message_of(&event);
+        if is_bare(&message) && explained.contains(&event.reason) {
+            continue;
+        }
         let warning = Warning {
             reason: event.reason.unwrap_or_default(),
-            message: event.message.unwrap_or_default().trim_end().to_owned(),
+            message,
             count: event.count.unwrap_or(1),
         };
         let is_known = seen.iter().any(|other| other.reason == warning.reason);
-        if seen.len() < SHOWN && !is_known && !is_bare(&warning.message) {
+        if seen.len() < SHOWN && !is_known {
             seen.push(warning);
         }
     }
@@ -62,7 +80,7 @@ fn newest(mut events: Vec<Event>) -> Vec<Warning> {
     seen
 }
 
-/// Whether a message is only a reason, such as `Error: ImagePullBackOff`: an earlier event has the cause.
+/// Whether a message is only a reason, such as `Error: ImagePullBackOff`: usually an earlier event has the cause.
 fn is_bare(message: &str) -> bool {
     let reason = message.strip_prefix("Error: ");
     reason.is_some_and(|reason| !reason.contains(char::is_whitespace))
@@ -84,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_message_of_each_reason_that_says_more_than_a_reason_is_shown() {
+    fn the_newest_message_of_each_reason_is_shown_preferably_one_that_says_more_than_a_reason() {
         let event = |second: u32, reason: &str, message: &str| -> Event {
             let time = format!("2026-01-01T00:00:{second:02}Z");
             let object = json!({"metadata": {}, "involvedObject": {}, "lastTimestamp": time,
@@ -97,11 +115,13 @@ mod tests {
             event(3, "Failed", "Error: ImagePullBackOff"),
             event(4, "Unhealthy", "first"),
             event(5, "Unhealthy", "Error: in two words"),
+            event(6, "FailedMount", "Error: Timeout"),
         ]);
         let shown: Vec<&str> = shown.iter().map(|warning| &*warning.message).collect();
         let expected = [
             "Failed to pull image \"a\": no answer",
             "Error: in two words",
+            "Error: Timeout",
         ];
         assert_eq!(shown, expected);
     }

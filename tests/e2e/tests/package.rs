@@ -100,6 +100,12 @@ fn a_release_is_packed_installed_into_an_empty_root_and_removed() {
         unit.contains("KillMode=process") && unit.contains("$MAINSTAY_COMMAND"),
         "{unit}"
     );
+    let documents = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("Documentation=file:///"));
+    let readme = root.join(documents.expect("the unit names its documentation"));
+    assert!(readme.is_file(), "{}", readme.display());
+    assert!(readme.with_file_name("docs").join("README.md").is_file());
     fs::copy(binary(), root.join("usr/bin/mainstay")).expect("a copy");
     let version = run(
         "chroot",
@@ -137,6 +143,9 @@ fn a_release_is_packed_installed_into_an_empty_root_and_removed() {
     let install = ["install", "--root", text(&target)];
     run(&binary(), &install).success();
     assert!(target.join("usr/local/bin/mainstay").exists());
+    let unit = target.join("etc/systemd/system/mainstay.service");
+    let unit = fs::read_to_string(unit).expect("a unit");
+    assert!(!unit.contains("Documentation="), "{unit}");
 }
 
 #[test]

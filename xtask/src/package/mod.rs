@@ -68,7 +68,8 @@ impl Package {
         let top = format!("mainstay-{VERSION}-linux-{architecture}");
         let tree = self.release_tree(&top)?;
         fs::write(&tarball, gzip(&tree.archive(self.time)?)?)?;
-        let tree = Tree::read(stage)?;
+        let mut tree = Tree::read(stage)?;
+        add_documents(&mut tree, "usr/share/doc/mainstay")?;
         deb::write(&debian, self, &tree)?;
         image::write(&image, self)?;
         Ok(vec![tarball, debian, image])
@@ -104,14 +105,18 @@ impl Package {
         for name in ["README.md", "LICENSE", "CHANGELOG.md"] {
             tree.file(&format!("{top}/{name}"), fs::read(root.join(name))?, 0o644);
         }
-        for directory in ["docs", "examples"] {
-            tree.below(
-                &format!("{top}/{directory}"),
-                &Tree::read(&root.join(directory))?,
-            );
-        }
+        add_documents(&mut tree, top)?;
         Ok(tree)
     }
+}
+
+/// Adds the book and the examples, which README.md links to, beside it.
+fn add_documents(tree: &mut Tree, directory: &str) -> Result<()> {
+    for name in ["docs", "examples"] {
+        let documents = Tree::read(&crate::root().join(name))?;
+        tree.below(&format!("{directory}/{name}"), &documents);
+    }
+    Ok(())
 }
 
 /// The architecture of an ELF file.

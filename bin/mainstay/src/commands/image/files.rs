@@ -32,10 +32,17 @@ pub(super) async fn import(socket: &Path, file: &str) -> Result<()> {
     let read = reading.await?;
     let imported = imported.map_err(|status| anyhow::anyhow!("{file}: {}", status.message()))?;
     read.with_context(|| file.to_owned())?;
-    for image in imported.into_inner().images {
+    for image in once(imported.into_inner().images) {
         println!("imported {image}");
     }
     Ok(())
+}
+
+/// Every name once: images with the same content are one image, which has all their names.
+fn once(names: Vec<String>) -> Vec<String> {
+    let mut seen = std::collections::HashSet::new();
+    let is_new = |name: &String| seen.insert(name.clone());
+    names.into_iter().filter(is_new).collect()
 }
 
 /// Reads a file in pieces; ends early if the receiver is gone.
@@ -102,6 +109,12 @@ pub(super) async fn export(socket: &Path, image: String, file: &str) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_is_printed_once_in_the_order_of_the_archive() {
+        let names = ["b:1", "b:1", "a:1", "b:1"].map(str::to_owned);
+        assert_eq!(once(names.into()), ["b:1", "a:1"]);
+    }
 
     #[test]
     fn a_link_in_the_place_of_a_new_file_is_not_written_through() {

@@ -38,7 +38,7 @@ impl Unit {
             }
         }
         Self {
-            text: service(&format!("EnvironmentFile=-/{TOKENS}\n{start}\n")),
+            text: service("", &format!("EnvironmentFile=-/{TOKENS}\n{start}\n")),
             tokens: Some(tokens).filter(|tokens| !tokens.is_empty()),
         }
     }
@@ -92,10 +92,14 @@ pub(super) fn has_no_flags(unit: &str) -> bool {
 
 /// The unit of a package: role and flags are in a separate file.
 pub(super) fn package_unit(binary: &str) -> String {
-    service(&format!(
+    let start = format!(
         "Environment=MAINSTAY_COMMAND=up\nEnvironmentFile=-/{DEFAULTS}\n\
          ExecStart=/{binary} $MAINSTAY_COMMAND --config /{CONFIG} $MAINSTAY_FLAGS\n"
-    ))
+    );
+    service(
+        "Documentation=file:///usr/share/doc/mainstay/README.md\n",
+        &start,
+    )
 }
 
 fn command(role: Role) -> &'static str {
@@ -107,11 +111,10 @@ fn command(role: Role) -> &'static str {
 }
 
 /// Stopping the unit stops only the daemon: containers keep running. It is restarted as often as it fails: after a power
-/// cut a machine may have no address for longer than systemd's default limit lasts.
-fn service(start: &str) -> String {
+/// cut a machine may have no address for longer than systemd's default limit lasts. Only packages have documents.
+fn service(documents: &str, start: &str) -> String {
     format!(
-        "[Unit]\nDescription=Mainstay: Kubernetes in one binary\n\
-         Documentation=file:///usr/share/doc/mainstay/README.md\n\
+        "[Unit]\nDescription=Mainstay: Kubernetes in one binary\n{documents}\
          Wants=network-online.target\nAfter=network-online.target\nStartLimitIntervalSec=0\n\n\
          [Service]\nType=notify\n{start}KillMode=process\nDelegate=yes\nRestart=on-failure\nRestartSec=1\n\
          TimeoutStartSec=infinity\nLimitNOFILE=1048576\nLimitNPROC=infinity\nTasksMax=infinity\nOOMScoreAdjust=-999\n\n\
