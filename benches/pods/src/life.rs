@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
 use serde_json::json;
 
-use crate::process;
+use crate::{process, spent};
 
 const NAMESPACE: &str = "default";
 const LABEL: &str = "bench=pods";
@@ -48,6 +48,8 @@ pub(crate) struct Measured {
     pub processes_gone: Option<Duration>,
     /// From the delete request until the API had none of them.
     pub objects_gone: Duration,
+    /// The CPU time of the start, where the bench has a cgroup of its own.
+    pub spent: Option<String>,
 }
 
 /// The usage of processes while idle.
@@ -92,12 +94,15 @@ impl Bench {
 
     /// Creates pods at once, waits until they run, deletes them and waits until nothing is left.
     pub(crate) async fn start_and_remove(&self, count: usize) -> Result<Measured> {
+        let before = spent::so_far();
         let running = self.start(count).await?;
+        let spent = before.and_then(|before| spent::per_pod(before, count));
         let (processes_gone, objects_gone) = self.remove().await?;
         Ok(Measured {
             running,
             processes_gone,
             objects_gone,
+            spent,
         })
     }
 

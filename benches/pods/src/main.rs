@@ -15,6 +15,7 @@
 
 mod life;
 mod process;
+mod spent;
 mod target;
 mod upstream;
 
@@ -143,6 +144,9 @@ fn at_once(targets: &[Target], counts: &[usize]) -> Result<()> {
                 target.name(),
                 spread(&measured.running)
             );
+            if let Some(spent) = &measured.spent {
+                println!("{:<10} {what:<22} {spent}", target.name());
+            }
             let gone = match measured.processes_gone {
                 Some(gone) => format!("processes gone after {}", seconds(gone)),
                 None => "processes are on another machine".to_owned(),
