@@ -6,8 +6,8 @@ const NAME: &str = r#""name":"kube-api-access-"#;
 /// The length of the suffix.
 const SUFFIX: usize = 5;
 /// What follows the name in a volume and in a mount. A volume of another type with such a name is no token volume: the
-/// names of ephemeral volumes matter.
-const AFTER: [&[u8]; 2] = [br#"","projected":"#, br#"","readOnly":true,"mountPath":"#];
+/// names of ephemeral volumes matter. The brace also tells it from labels that a user calls `name` and `projected`.
+const AFTER: [&[u8]; 2] = [br#"","projected":{"#, br#"","readOnly":true,"mountPath":"#];
 
 /// Where the random suffixes are in the JSON of a spec or of one of its fields.
 pub(crate) fn suffixes(json: &str) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
@@ -89,6 +89,8 @@ mod tests {
         for text in [
             r#"[{"name":"kube-api-access-abc12","ephemeral":{}}]"#,
             r#"[{"name":"kube-api-access-abc12"}]"#,
+            // A node selector, on which the decision depends.
+            r#"{"name":"kube-api-access-abc12","projected":"x"}"#,
             r#"[{"name":"kube-api-access-abc1","projected":{}}]"#,
             r#"[{"name":"kube-api-access-abc123","projected":{}}]"#,
             r#"[{"value":"\"name\":\"kube-api-access-abc12\",\"projected\":"}]"#,
