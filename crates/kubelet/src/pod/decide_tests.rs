@@ -271,43 +271,32 @@ fn a_crashing_container_is_in_crash_loop_back_off() {
 }
 
 #[test]
-fn a_failed_start_waits_for_its_retry() {
-    let waiting = Waiting {
-        reason: "ErrImagePull".into(),
+fn a_failed_start_waits_for_its_retry_and_is_shown_until_that_has_ended() {
+    let reason = |reason: &str| Waiting {
+        reason: reason.into(),
         message: "no".into(),
     };
-    let failure = StartFailure {
-        waiting,
-        then: None,
-        retry_at: at(NOW + 10),
+    let failure = |retry_at, then| StartFailure {
+        waiting: reason("ErrImagePull"),
+        then,
+        retry_at: at(retry_at),
         times: 1,
     };
-    let mut memory = Memory {
-        failures: [("a".to_owned(), failure)].into(),
-        ..ready()
-    };
-    let look = |memory: &Memory| {
-        let others = vec![container("b", State::Running)];
-        see(&simple("Always"), others, memory, None)
-    };
+    let mut memory = ready();
+    memory.failures = [("a".to_owned(), failure(NOW + 10, None))].into();
+    let others = || vec![container("b", State::Running)];
+    let look = |memory: &Memory| see(&simple("Always"), others(), memory, None);
     let decision = look(&memory);
-    assert!(decision.actions.is_empty());
+    assert!(decision.actions.is_empty() && decision.wake == Some(at(NOW + 10)));
     assert_eq!(decision.waiting[0].1.reason, "ErrImagePull");
-    assert_eq!(decision.wake, Some(at(NOW + 10)));
-    // The next pull may take long: its pod goes on to say why the last one failed.
-    let back_off = Waiting {
-        reason: "ImagePullBackOff".into(),
-        message: "Back-off".into(),
-    };
-    let failure = memory.failures.get_mut("a").unwrap();
-    (failure.retry_at, failure.then) = (at(NOW), Some((at(NOW - 1), back_off.clone())));
-    let decision = look(&memory);
-    assert_eq!(short(&decision), ["start a 0"]);
-    assert_eq!(decision.waiting, [("a".to_owned(), back_off.clone())]);
-    memory.running.insert(Task::Start("a".into()), 0);
-    let decision = look(&memory);
-    assert!(decision.actions.is_empty());
-    assert_eq!(decision.waiting, [("a".to_owned(), back_off)]);
+    let then = Some((at(NOW - 1), reason("ImagePullBackOff")));
+    memory.failures = [("a".to_owned(), failure(NOW, then))].into();
+    for actions in [&["start a 0"][..], &[]] {
+        let decision = look(&memory);
+        assert_eq!(short(&decision), actions);
+        assert_eq!(decision.waiting, [("a".into(), reason("ImagePullBackOff"))]);
+        memory.running.insert(Task::Start("a".into()), 0);
+    }
 }
 
 #[test]
