@@ -102,6 +102,14 @@ pub(crate) enum Named {
     Objects(Vec<(Resource, String)>),
 }
 
+/// The error for names beside a selector.
+pub(crate) fn beside_selector(words: &[String]) -> &'static str {
+    match words.iter().any(|word| word.contains('/')) {
+        true => "selectors and the all flag cannot be used when passing resource/name arguments",
+        false => "name cannot be provided when a selector is specified",
+    }
+}
+
 /// Parses `TYPE[,TYPE] [NAME…]` or `TYPE/NAME…`.
 pub(crate) async fn named(session: &Session, words: &[String]) -> Result<Named> {
     let Some(first) = words.first() else {
@@ -300,7 +308,7 @@ pub(crate) async fn targets(
     }
     match named(session, words).await? {
         Named::Objects(_) if has_selector => {
-            bail!("name cannot be provided when a selector is specified")
+            bail!(beside_selector(words))
         }
         Named::Objects(objects) => {
             if selection.all_namespaces {

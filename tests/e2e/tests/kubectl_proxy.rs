@@ -37,8 +37,8 @@ impl Proxy {
         let (port_of, seen) = (mpsc::channel(), requests.clone());
         let sender = port_of.0;
         machine.thread(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all();
-            let runtime = { runtime }.build().expect("a runtime");
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().build().expect("a runtime");
             runtime.block_on(async {
                 let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
                 let port = listener.local_addr().expect("an address").port();

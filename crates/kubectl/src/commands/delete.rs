@@ -240,7 +240,7 @@ impl Delete {
         let names_something =
             self.resources.iter().any(|word| word.contains('/')) || self.resources.len() > 1;
         if self.selects() && names_something {
-            bail!("name cannot be provided when a selector is specified");
+            bail!(resources::beside_selector(&self.resources));
         }
         Ok(())
     }

@@ -217,8 +217,10 @@ impl Get {
             Named::Objects(_) if self.selection.all_namespaces => {
                 bail!("a resource cannot be retrieved by name across all namespaces")
             }
-            Named::Objects(_) if self.selection.selector.is_some() => {
-                bail!("name cannot be provided when a selector is specified")
+            Named::Objects(_)
+                if self.selection.selector.is_some() || self.selection.field_selector.is_some() =>
+            {
+                bail!(resources::beside_selector(&self.resources))
             }
             Named::Objects(objects) => {
                 let ask = |(resource, name): (Resource, String)| {

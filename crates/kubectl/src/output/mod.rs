@@ -51,6 +51,12 @@ impl PrintFlags {
             return Ok(None);
         }
         let template = argument.or(self.template.as_deref());
+        let is_known = |name: &str| {
+            let of_columns = name == "custom-columns-file" && own.contains(&"custom-columns");
+            FORMATS.contains(&name) || own.contains(&name) || of_columns
+        };
+        // An unknown one is quoted with its argument.
+        let name = if is_known(name) { name } else { &output };
         let format = Format::parse(name, template, self.allow_missing_template_keys, own)?;
         Ok(Some(Printer::new(format, self.show_managed_fields)))
     }
@@ -158,14 +164,14 @@ impl Format {
                 })?;
                 Self::Columns(columns::Columns::parse_file(&text)?)
             }
-            other => {
+            _ => {
                 let mut known: Vec<&str> = FORMATS.iter().chain(own).copied().collect();
                 if own.contains(&"custom-columns") {
                     known.push("custom-columns-file");
                 }
                 known.sort_unstable();
                 bail!(
-                    "unable to match a printer suitable for the output format \"{other}\", allowed formats are: {}",
+                    "unable to match a printer suitable for the output format \"{name}\", allowed formats are: {}",
                     known.join(",")
                 )
             }

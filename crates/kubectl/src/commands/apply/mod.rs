@@ -318,7 +318,9 @@ impl Apply {
         if let Some(schema) = schema.filter(|_| !self.overwrite)
             && let Some(why) = conflict::find(&patch, live, schema)
         {
+            // Upstream tries two documents of the API before its own types.
             eprintln!("warning: error calculating patch from openapi v3 spec: {why}");
+            eprintln!("warning: error calculating patch from openapi spec: {why}");
             let error = anyhow!(conflict::describe(wanted, live, &why));
             return Err(not_applied(error, "", target));
         }

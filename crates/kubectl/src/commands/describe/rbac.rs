@@ -124,7 +124,7 @@ mod tests {
             &json!({"metadata": {"name": "r"}, "rules": rules}),
         );
         let shown = text.with_tabs();
-        let expected = "\t[/a]\t[]\t[get]\n  \t[/a]\t[]\t[post]\n  pods\t[]\t[a]\t[get list]\n  pods\t[]\t[]\t[get list]\n";
+        let expected = "pods\t[]\t[]\t[get list]\n  pods\t[]\t[a]\t[get list]\n  \t[/a]\t[]\t[get]\n  \t[/a]\t[]\t[post]\n";
         assert!(shown.ends_with(expected), "{shown}");
     }
 }
