@@ -14,12 +14,10 @@ use sha2::{Digest, Sha256};
 
 use super::{
     conversion::Conversion,
-    ratchet::CorrelatedValue,
     rules::Rules,
     scale::ScalePaths,
     schemas::{OpenApis, Schemas, definition_fingerprint, fingerprint},
     structural::Schema,
-    view::View,
 };
 use columns::columns;
 use warnings::deprecation;
