@@ -73,6 +73,8 @@ struct Entry {
     sender: mpsc::UnboundedSender<Message>,
     /// The published state, for watchers of this pod.
     seen: watch::Sender<PublishedPod>,
+    /// Namespace and name, by which it is found. Static pods that give themselves the same uid have several.
+    name: (String, String),
 }
 
 /// The workers by the uid of their pod.
@@ -90,21 +92,19 @@ impl Entries {
 
     fn insert(&mut self, uid: &str, entry: Entry) {
         self.remove(uid);
-        let name = full_name(&entry.seen.borrow().pod);
-        self.by_name.entry(name).or_default().push(uid.to_owned());
+        let uids = self.by_name.entry(entry.name.clone()).or_default();
+        uids.push(uid.to_owned());
         self.by_uid.insert(uid.to_owned(), entry);
     }
 
-    /// A uid keeps its namespace and name.
     fn remove(&mut self, uid: &str) {
         let Some(entry) = self.by_uid.remove(uid) else {
             return;
         };
-        let name = full_name(&entry.seen.borrow().pod);
-        if let Some(uids) = self.by_name.get_mut(&name) {
+        if let Some(uids) = self.by_name.get_mut(&entry.name) {
             uids.retain(|other| other != uid);
             if uids.is_empty() {
-                self.by_name.remove(&name);
+                self.by_name.remove(&entry.name);
             }
         }
     }
@@ -144,6 +144,7 @@ impl Registry {
         let (sender, receiver) = mpsc::unbounded_channel();
         let entry = Entry {
             sender,
+            name: full_name(&pod),
             seen: watch::Sender::new(PublishedPod::new(pod)),
         };
         self.entries.lock().insert(uid, entry);
@@ -271,6 +272,8 @@ mod tests {
         registry.remove("new");
         assert_eq!(found("ns", "p").as_deref(), Some("old"));
         registry.remove("old");
+        // Two manifests can give the same uid.
+        registry.publish("other", PublishedPod::new(pod("ns2", "q", "other", "")));
         registry.remove("other");
         assert_eq!(found("ns", "p"), None);
         assert!(registry.entries.lock().by_name.is_empty());
