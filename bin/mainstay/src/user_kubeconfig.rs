@@ -99,7 +99,8 @@ fn refresh(data_dir: &Path) {
     }
 }
 
-/// Brings a user's context up to date. Who removed it, and a new user with the uid of a former one, get none.
+/// Brings a user's context up to date. It is not added again for a user who removed it, nor added for a new user with
+/// the uid of a former one.
 fn update(data_dir: &Path, user: &Account) -> Result<()> {
     let (text, names, file) = (admin(data_dir)?, contexts(data_dir), file(user));
     as_user(user, || kubectl::refresh_context(&file, &text, &names))

@@ -56,7 +56,7 @@ pub fn create(data_dir: &Path) -> io::Result<()> {
         .create(data_dir)?;
     let metadata = data_dir.metadata()?;
     if !trusted_owners().contains(&metadata.uid()) {
-        // They could replace what is in it: keys, programs, the names of processes and directories to remove.
+        // Another owner could replace its contents: keys, programs, the names of processes and directories to remove.
         return Err(io::Error::other(format!(
             "it belongs to another user (uid {}); make it yours with chown, or use another one",
             metadata.uid()

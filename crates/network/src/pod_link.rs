@@ -108,7 +108,7 @@ fn make(namespace: &Path, link: &PodLink, is_given_up: impl Fn() -> bool) -> Res
     };
     let furnished = furnish();
     if is_given_up() && pair.is_new {
-        // The pod's address may be another's soon.
+        // The address may soon be assigned to another pod.
         delete(&mut host, pair.index, &link.host_link)?;
     }
     furnished.map(|()| host)

@@ -128,7 +128,7 @@ mod tests {
             let mut socket = RouteSocket::open().unwrap();
             socket.change((0..20).map(pair).collect()).unwrap();
             let removals = Removals::default();
-            // One is asked for twice, and one is missing.
+            // v5 is requested twice, and v99 does not exist.
             let names = (1..20).chain([5, 99]).map(|number| format!("v{number}"));
             let names: Vec<String> = names.collect();
             let outcomes = join_all(names.iter().map(|name| removals.remove(name))).await;

@@ -164,7 +164,7 @@ impl Enforcer {
     ) -> (Notice, oneshot::Receiver<()>) {
         let mut attached = self.attached.lock();
         for other in attached.values_mut() {
-            // The network gave them away, but did not report yet that their sandbox was detached.
+            // The network has assigned these addresses again, but has not reported yet that their old sandbox is detached.
             other.addresses.retain(|ip| !addresses.contains(ip));
         }
         let new = Attached {

@@ -15,7 +15,7 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 const REGION: &str = "topology.kubernetes.io/region";
 const OLD_ZONE: &str = "failure-domain.beta.kubernetes.io/zone";
 const OLD_REGION: &str = "failure-domain.beta.kubernetes.io/region";
-/// Of a part of a disk's path that is not known.
+/// Stands for a part of a disk's path that the volume does not name.
 const UNSPECIFIED: &str = "UNSPECIFIED";
 
 /// A plugin, and the driver that serves its volumes.

@@ -322,7 +322,7 @@ impl Queue {
         let (mut helped, mut shared) = (Vec::new(), None);
         for uid in group {
             let shares = shares && cluster.nominated.node_of(uid).is_none();
-            // A pod that is held is helped once.
+            // While a pod is held, the first event that helps it is enough.
             if (shares && shared == Some(false)) || self.held.get(uid) == Some(&true) {
                 continue;
             }

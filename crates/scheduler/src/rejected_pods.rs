@@ -1,5 +1,6 @@
-//! Unschedulable pods by the plugins that rejected them. Equal pods are kept together: they share the results of queueing hints,
-//! so that a cluster event costs little however many replicas of a workload wait.
+//! Unschedulable pods by the plugins that rejected them. Equal pods are kept together: they share the
+//! results of queueing hints, so that a cluster event costs little however many replicas of a workload
+//! wait.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -94,7 +94,7 @@ fn logs_follow_all_containers_and_new_pods(cluster: &Cluster) {
     let second = second.expect("another pod");
     new.wait_for(&format!("[pod/{second}/"));
     assert!(!followed.shown().contains(&second), "{}", followed.shown());
-    // The pods are looked up every second; what is chosen is said once.
+    // The pods are looked up every second; the message about the chosen container is printed once.
     chosen.wait_for(&format!("{second} serves HTTP"));
     let said = chosen.shown().matches("Defaulted container").count();
     assert_eq!(said, 1, "{}", chosen.shown());

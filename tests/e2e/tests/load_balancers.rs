@@ -1,5 +1,6 @@
-//! An address of the load balancer pool on two machines: one of them announces it at a time, the other takes over when it
-//! is excluded or cut off, and a deleted Service leaves nothing. New connections are served while a rollout moves the endpoints.
+//! An address of the load balancer pool on two machines: one of them announces it at a time, the other
+//! takes over when that one is excluded or cut off, and a deleted Service leaves nothing behind. New
+//! connections are served while a rollout moves the endpoints.
 
 use std::{
     io::{self, Read, Write},

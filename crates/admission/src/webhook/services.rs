@@ -88,8 +88,8 @@ fn route(service: &Object, port: u16) -> Result<Route, String> {
     }
 }
 
-/// Ready addresses with a port. Names, of slices of the type FQDN, are not followed, as by a proxy: who writes slices
-/// could lead requests to this machine by them.
+/// Ready addresses with a port. Slices of the type FQDN are ignored, as by a proxy: with a name, an author of slices
+/// could direct requests to this machine.
 fn ready(slices: &[Object], port_name: &str) -> Vec<(String, u16)> {
     let of_slice = |slice: &Object| {
         let mut ports = tree::list(tree::get(slice, "ports")).iter();

@@ -1,5 +1,5 @@
-//! What the stages, the handlers and the tasks beside them share, built once from the configuration. Only the pipeline knows all of them: each handler and
-//! each task beside the requests gets what it needs.
+//! What the stages, the handlers and the tasks beside them share, built once from the configuration.
+//! Only the pipeline knows all of it: each handler and each task gets what it needs.
 
 use std::sync::{Arc, OnceLock};
 

@@ -1,6 +1,6 @@
 //! Assigns addresses to Services of type LoadBalancer: those of the nodes, or of a pool, which one
-//! node at a time announces. A Service has upstream's finalizer while it may have addresses. Ignores Services of another class; `--disable load-balancer` turns it
-//! off.
+//! node at a time announces. A Service has upstream's finalizer while it may have addresses. Ignores
+//! Services of another class; `--disable load-balancer` turns it off.
 
 mod claims;
 mod decide;

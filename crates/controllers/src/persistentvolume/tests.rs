@@ -377,7 +377,7 @@ fn a_bound_claim_whose_volume_was_deleted_is_lost() {
     world.put_claim(claim(bound));
     let why = "Bound claim has lost its PersistentVolume. Data on the volume is lost!".to_owned();
     assert_eq!(settle(&mut world, "data", true), [("ClaimLost", why)]);
-    assert_eq!(settle(&mut world, "data", true), [], "it is said once");
+    assert_eq!(settle(&mut world, "data", true), [], "one event");
     assert_eq!(phases(&world).0, Some("Lost"));
     world.put_claim(claim(bound));
     world.put_volume(volume(|volume| {

@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(next_step(&b, &[b.clone(), running]), Step::Nothing);
         let ended = migration("d", 1, &[(RUNNING, "True"), (FAILED, "True")]);
         assert_eq!(next_step(&b, &[b.clone(), ended]), Step::Begin);
-        // Of the same second by name.
+        // Migrations created in the same second begin in the order of their names.
         let (x, y) = (migration("x", 7, &[]), migration("y", 7, &[]));
         assert_eq!(next_step(&x, &[y.clone(), x.clone()]), Step::Begin);
         assert_eq!(next_step(&y, &[x, y.clone()]), Step::Nothing);

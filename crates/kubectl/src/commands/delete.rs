@@ -204,7 +204,7 @@ impl Delete {
         }
         if self.how.wait.unwrap_or(true) && dry_run == DryRunMode::None {
             match self.how.until_gone(session, &deleted).await {
-                // Who may delete, but neither read nor watch, does not wait.
+                // A user who may delete, but neither get nor watch, does not wait.
                 Err(error) if error::code_is(&error, 403) || error::code_is(&error, 405) => {}
                 waited => waited?,
             }

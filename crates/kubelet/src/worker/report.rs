@@ -403,7 +403,7 @@ mod tests {
             report.set_status(status(phase, &states));
             assert_eq!(report.held(now), expected, "{phase} {states:?} {now}");
         }
-        // A kubelet has begun with this one before.
+        // An earlier kubelet has started this pod: its status is not held.
         assert_eq!(Report::new(status("Pending", &[])).held(begun), None);
     }
 

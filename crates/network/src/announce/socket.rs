@@ -126,7 +126,7 @@ impl LinkSocket {
             let mut ready = self.socket.readable().await?;
             let received = ready.try_io(|socket| {
                 let mut buffer = vec![0; LONGEST];
-                // SAFETY: the buffer lives through the call and is as long as is said.
+                // SAFETY: the buffer outlives the call and has LONGEST bytes.
                 let length = unsafe {
                     libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), LONGEST, 0)
                 };
@@ -147,7 +147,7 @@ impl LinkSocket {
         loop {
             let mut ready = self.socket.writable().await?;
             let sent = ready.try_io(|socket| {
-                // SAFETY: the frame lives through the call and is as long as is said.
+                // SAFETY: the frame outlives the call, and its length is passed.
                 let sent = unsafe {
                     libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0)
                 };

@@ -1,9 +1,9 @@
 //! Changes the bundle for libcontainer in six points: propagation of single mounts (see
 //! [`propagate`]), destinations of mounts (see [`mount_points`]), a volume at `/dev` (see
 //! [`bound_dev`]), devices elsewhere (see [`placed_devices`]), sources of mounts (see
-//! [`own_mounts`]) and capabilities. libcontainer drops capabilities before our executor can install a seccomp filter, which needs CAP_SYS_ADMIN unless
-//! no_new_privs is set. So the process keeps that capability until our executor has installed the
-//! filter, and then drops it.
+//! [`own_mounts`]) and capabilities. libcontainer drops capabilities before our executor can install
+//! a seccomp filter, which needs CAP_SYS_ADMIN unless no_new_privs is set. So the process keeps that
+//! capability until our executor has installed the filter, and then drops it.
 
 use std::{
     fs,

@@ -1,5 +1,5 @@
 //! The shim's startup: reads its orders from standard input, detaches from its parent, which creates and pins the
-//! sandbox's namespaces, and serves until it is told to shut down.
+//! sandbox's namespaces, and serves requests until one of them shuts it down.
 
 use std::{
     fs::{File, OpenOptions},
@@ -84,7 +84,8 @@ fn start() -> io::Result<Option<Shim>> {
     }
     drop((read_end, pin_end));
     let shim = settle(orders, held, listener, &signals).and_then(|shim| {
-        // Nothing is answered before, so that what a shim that answers is told to end is complete.
+        // Requests are served only after this: a shim that answers has pinned its namespaces, so that a request to
+        // shut down removes all of them.
         pinned.read_exact(&mut [0; spawn::PINNED.len()])?;
         Ok(shim)
     });
