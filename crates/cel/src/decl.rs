@@ -3,7 +3,7 @@
 
 use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
-use crate::types::Type;
+use crate::{lexer::is_reserved, types::Type};
 
 /// The type of a value of a schema.
 #[derive(Debug, Clone)]
@@ -135,30 +135,10 @@ impl Decl {
     }
 }
 
-/// Keywords of the language: a property with such a name is escaped with underscores.
-const KEYWORDS: &[&str] = &[
-    "true",
-    "false",
-    "null",
-    "in",
-    "as",
-    "break",
-    "const",
-    "continue",
-    "else",
-    "for",
-    "function",
-    "if",
-    "import",
-    "let",
-    "loop",
-    "package",
-    "namespace",
-    "return",
-    "var",
-    "void",
-    "while",
-];
+/// Whether a word is a keyword of the language: a property with such a name is escaped with underscores.
+fn is_keyword(word: &str) -> bool {
+    matches!(word, "true" | "false" | "null" | "in") || is_reserved(word)
+}
 
 /// The escaped name of a property in expressions, or `None` if it cannot be used.
 pub fn escape(property: &str) -> Option<String> {
@@ -191,8 +171,7 @@ pub fn escape(property: &str) -> Option<String> {
 
 /// The escaped name of a property that is a reserved word.
 pub(crate) fn escape_keyword(property: &str) -> Option<String> {
-    let is_keyword = KEYWORDS.contains(&property);
-    is_keyword.then(|| format!("__{property}__"))
+    is_keyword(property).then(|| format!("__{property}__"))
 }
 
 /// The property of an escaped name; `None` if it has an invalid escape sequence.
@@ -218,7 +197,7 @@ pub(crate) fn unescape(name: &str) -> Option<Cow<'_, str>> {
             "dot" => ".",
             "dash" => "-",
             "slash" => "/",
-            keyword if KEYWORDS.contains(&keyword) && end + 4 == name.len() => keyword,
+            keyword if is_keyword(keyword) && end + 4 == name.len() => keyword,
             _ => return None,
         });
         rest = after;
