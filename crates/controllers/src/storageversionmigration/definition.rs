@@ -30,9 +30,7 @@ pub(super) async fn mark_migrating(
         return Ok(());
     };
     let name = migration.metadata.name.as_deref().unwrap_or_default();
-    let message = format!("Migration {name} is running");
-    let condition = condition(&definition, ("True", "MigrationRunning", &message), now);
-    apply(client, &definition, json!({"conditions": [condition]})).await
+    apply(client, &definition, begin(&definition, name, now)).await
 }
 
 /// Says in the definition's status how the migration ended. If the definition has not changed since the migration
@@ -96,6 +94,24 @@ fn condition(
     })
 }
 
+/// The status with a condition. It has the stored versions, too: after an earlier migration they belong to this manager,
+/// and what it no longer applies is removed and becomes the storage version alone, although older objects exist.
+fn status(definition: &CustomResourceDefinition, condition: &Value) -> Value {
+    let mut status = json!({"conditions": [condition]});
+    let known = definition.status.as_ref();
+    if let Some(stored) = known.and_then(|status| status.stored_versions.as_ref()) {
+        status["storedVersions"] = json!(stored);
+    }
+    status
+}
+
+/// The status while a migration of this name runs.
+fn begin(definition: &CustomResourceDefinition, name: &str, now: Timestamp) -> Value {
+    let message = format!("Migration {name} is running");
+    let running = ("True", "MigrationRunning", &*message);
+    status(definition, &condition(definition, running, now))
+}
+
 /// The status after a migration.
 fn end(definition: &CustomResourceDefinition, succeeded: bool, now: Timestamp) -> Value {
     let conditions = definition
@@ -118,7 +134,7 @@ fn end(definition: &CustomResourceDefinition, succeeded: bool, now: Timestamp) -
         (false, _) => ("MigrationFailed", "The migration has failed"),
     };
     let condition = condition(definition, ("False", reason, message), now);
-    let mut status = json!({"conditions": [condition]});
+    let mut status = status(definition, &condition);
     let stored = definition
         .spec
         .versions
@@ -157,9 +173,9 @@ mod tests {
     fn stored_versions_shrink_only_after_a_success_with_an_unchanged_definition() {
         let cases = [
             (definition(2, Some(2)), true, json!(["v2"])),
-            (definition(3, Some(2)), true, Value::Null),
-            (definition(2, None), true, Value::Null),
-            (definition(2, Some(2)), false, Value::Null),
+            (definition(3, Some(2)), true, json!(["v1", "v2"])),
+            (definition(2, None), true, json!(["v1", "v2"])),
+            (definition(2, Some(2)), false, json!(["v1", "v2"])),
         ];
         for (definition, succeeded, expected) in cases {
             let status = end(&definition, succeeded, at(0));
@@ -171,5 +187,14 @@ mod tests {
                 json!(definition.metadata.generation)
             );
         }
+    }
+
+    #[test]
+    fn stored_versions_stay_while_a_migration_runs() {
+        let status = begin(&definition(2, None), "m", at(0));
+        assert_eq!(status["storedVersions"], json!(["v1", "v2"]));
+        let condition = &status["conditions"][0];
+        assert_eq!(condition["status"], "True");
+        assert_eq!(condition["message"], "Migration m is running");
     }
 }
