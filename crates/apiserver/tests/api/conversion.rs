@@ -387,56 +387,60 @@ async fn a_failed_conversion_is_told_and_stores_nothing() {
     assert_eq!(get(&server, "v1", "refused").await.code, 200);
 }
 
+/// A change of the objects that a webhook returns.
+type Lie = fn(&mut Vec<Value>);
+
+/// What a webhook does with the objects `a` and `b`, and the error.
+const LIES: [(&str, Lie, &str); 9] = [
+    (
+        "reorders",
+        |objects| objects.reverse(),
+        "returned invalid converted object at index 0: must have the same name: a != b",
+    ),
+    (
+        "drops",
+        |objects| drop(objects.pop()),
+        "returned 1 objects, expected 2",
+    ),
+    (
+        "adds",
+        |objects| objects.push(objects[0].clone()),
+        "returned 3 objects, expected 2",
+    ),
+    (
+        "repeats",
+        |objects| objects[1] = objects[0].clone(),
+        "returned invalid converted object at index 1: must have the same name: b != a",
+    ),
+    (
+        "moves",
+        |objects| objects[1]["metadata"]["namespace"] = "kube-system".into(),
+        "returned invalid converted object at index 1: must have the same namespace: default != kube-system",
+    ),
+    (
+        "reidentifies",
+        |objects| objects[1]["metadata"]["uid"] = "other".into(),
+        "returned invalid converted object at index 1: must have the same UID: ",
+    ),
+    (
+        "retypes",
+        |objects| objects[1]["kind"] = "Secret".into(),
+        "returned invalid converted object at index 1: invalid kind (expected Host, received Secret)",
+    ),
+    (
+        "keeps the version",
+        |objects| objects[1]["apiVersion"] = "example.com/v1".into(),
+        "returned invalid converted object at index 1: invalid groupVersion (expected example.com/v2, received example.com/v1)",
+    ),
+    (
+        "empties",
+        |objects| objects[1] = Value::Null,
+        "returned invalid converted object at index 1: ",
+    ),
+];
+
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_of_a_conversion_webhook_that_lies_are_errors_and_change_nothing() {
-    type Lie = fn(&mut Vec<Value>);
-    let lies: [(&str, Lie, &str); 9] = [
-        (
-            "reorders",
-            |objects| objects.reverse(),
-            "returned invalid converted object at index 0: must have the same name: a != b",
-        ),
-        (
-            "drops",
-            |objects| drop(objects.pop()),
-            "returned 1 objects, expected 2",
-        ),
-        (
-            "adds",
-            |objects| objects.push(objects[0].clone()),
-            "returned 3 objects, expected 2",
-        ),
-        (
-            "repeats",
-            |objects| objects[1] = objects[0].clone(),
-            "returned invalid converted object at index 1: must have the same name: b != a",
-        ),
-        (
-            "moves",
-            |objects| objects[1]["metadata"]["namespace"] = "kube-system".into(),
-            "returned invalid converted object at index 1: must have the same namespace: default != kube-system",
-        ),
-        (
-            "reidentifies",
-            |objects| objects[1]["metadata"]["uid"] = "other".into(),
-            "returned invalid converted object at index 1: must have the same UID: ",
-        ),
-        (
-            "retypes",
-            |objects| objects[1]["kind"] = "Secret".into(),
-            "returned invalid converted object at index 1: invalid kind (expected Host, received Secret)",
-        ),
-        (
-            "keeps the version",
-            |objects| objects[1]["apiVersion"] = "example.com/v1".into(),
-            "returned invalid converted object at index 1: invalid groupVersion (expected example.com/v2, received example.com/v1)",
-        ),
-        (
-            "empties",
-            |objects| objects[1] = Value::Null,
-            "returned invalid converted object at index 1: ",
-        ),
-    ];
     let lie: Arc<Mutex<Option<Lie>>> = Arc::default();
     let current = lie.clone();
     let hook = Hook::start(move |review| {
@@ -456,8 +460,8 @@ async fn lists_of_a_conversion_webhook_that_lies_are_errors_and_change_nothing()
         assert_eq!(made.code, 201, "{}", made.body);
     }
     let stored = admin(&server, "GET", &path("v1"), Value::Null).await.json();
-    for (what, told, words) in lies {
-        *lie.lock() = Some(told);
+    for (what, change, words) in LIES {
+        *lie.lock() = Some(change);
         let listed = admin(&server, "GET", &path("v2"), Value::Null).await;
         assert_eq!(listed.code, 500, "{what}: {}", listed.body);
         let message = listed.json()["message"].as_str().unwrap().to_owned();
