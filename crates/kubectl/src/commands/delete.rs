@@ -73,16 +73,12 @@ impl DeleteFlags {
         Ok(match self.cascade.as_str() {
             "background" => "Background",
             "true" => {
-                eprintln!(
-                    "warning: --cascade=true is deprecated (boolean value) and can be replaced with --cascade=background."
-                );
+                warn_of_cascade("true", "background");
                 "Background"
             }
             "foreground" => "Foreground",
             "false" => {
-                eprintln!(
-                    "warning: --cascade=false is deprecated (boolean value) and can be replaced with --cascade=orphan."
-                );
+                warn_of_cascade("false", "orphan");
                 "Orphan"
             }
             "orphan" => "Orphan",
@@ -324,4 +320,14 @@ async fn until_gone(session: &Session, target: &Target, answer: &Value) -> Resul
             }
         }
     }
+}
+
+/// Once: the flag is parsed more than once.
+fn warn_of_cascade(given: &str, instead: &str) {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        eprintln!(
+            "warning: --cascade={given} is deprecated (boolean value) and can be replaced with --cascade={instead}."
+        );
+    });
 }
