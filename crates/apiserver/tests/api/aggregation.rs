@@ -89,7 +89,15 @@ async fn an_impersonated_user_is_the_user() {
 async fn what_a_user_may_not_do_is_not_passed_on() {
     let (server, backend) = with_backend(Mode::Modern).await;
     let no_groups: [&str; 0] = [];
-    let answer = send(&server, User::new("jane", no_groups), "GET", THINGS, &[], "").await;
+    let answer = send(
+        &server,
+        User::new("jane", no_groups),
+        "GET",
+        THINGS,
+        &[],
+        "",
+    )
+    .await;
     assert_eq!(answer.code, 403, "{}", answer.body);
     let message = answer.json()["message"].as_str().unwrap().to_owned();
     let expected = "things.agg.example.com is forbidden: User \"jane\" cannot list resource \"things\" in API group \"agg.example.com\" in the namespace \"default\"";

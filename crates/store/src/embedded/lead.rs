@@ -19,18 +19,9 @@ pub(super) async fn lead<C: Codec>(intake: &Intake<C>, writer: &Mutex<Writer<C>>
     // If the lock is held, the writer is busy and must be woken.
     if let Some(mut writer) = writer.try_lock() {
         unseen.0 = None;
-        // Passing this thread's tasks to another one and waking it takes a tenth of a sync of a fast disk.
-        match writer.is_quick() && has_other_threads() {
-            true => writer.lead(),
-            // Disks can be slow: another thread runs this thread's tasks meanwhile.
-            false => tokio::task::block_in_place(|| writer.lead()),
-        }
+        // Disks can be slow: another thread runs this thread's tasks meanwhile.
+        tokio::task::block_in_place(|| writer.lead());
     }
-}
-
-/// Whether other threads of this runtime run its tasks while this one waits for the disk.
-fn has_other_threads() -> bool {
-    tokio::runtime::Handle::current().metrics().num_workers() > 1
 }
 
 /// A batch that no task writes yet. When this value is dropped, for example because the caller was

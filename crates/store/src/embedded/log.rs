@@ -102,13 +102,6 @@ impl Log {
         self.open.is_none()
     }
 
-    /// Whether space for a frame of this length is reserved.
-    pub(super) fn has_room(&self, length: u64) -> bool {
-        self.open
-            .as_ref()
-            .is_some_and(|segment| segment.end + length <= segment.reserved.min(self.segment_bytes))
-    }
-
     /// Reserves space for a frame of this length.
     pub(super) fn prepare(&mut self, length: usize) -> Result<(), Fault> {
         // The frame, and the one that ends the segment.

@@ -174,8 +174,6 @@ impl Config {
             stage: Arc::new(stage),
             broken: None,
             dirty_since: None,
-            // Not known yet.
-            recent_sync: Duration::from_millis(10),
             wakes_at: 0,
             batch: Batch::default(),
             appended: found,

@@ -29,10 +29,6 @@ use crate::{
 
 /// How long the writer polls for the next batch before it sleeps.
 const SPIN: Duration = Duration::from_micros(60);
-/// With syncs of less than this, a caller that writes its batch keeps its thread.
-const QUICK: Duration = Duration::from_micros(500);
-/// And only if so much more of the log is reserved: reserving takes longer than a sync.
-const SMALL: u64 = 256 * 1024;
 /// The failure of a store whose writer panicked.
 pub(super) const PANICKED: &str = "the writer panicked";
 /// The delay before expired keys that could not be deleted are retried.
@@ -59,8 +55,6 @@ pub(super) struct Writer<C: Codec> {
     pub wakes_at: Millis,
     /// The current batch.
     pub batch: Batch<C::Object>,
-    /// The longest of the recent syncs: less of it counts with each further one.
-    pub recent_sync: Duration,
     /// The newest revision in the log, synced or not.
     pub appended: Revision,
     /// What is durable.
@@ -122,11 +116,6 @@ fn spin<C: Codec>(intake: &Intake<C>) -> bool {
     }
 }
 
-/// The longest recent sync after another one.
-fn longest_recent(before: Duration, sync: Duration) -> Duration {
-    sync.max(before * 7 / 8)
-}
-
 impl<C: Codec> Writer<C> {
     /// Does all pending work. Returns whether the store was closed.
     fn turn(&mut self) -> bool {
@@ -137,11 +126,6 @@ impl<C: Codec> Writer<C> {
             false => self.duties(is_idle),
         }
         is_closing
-    }
-
-    /// Whether a batch is probably written and synced sooner than another thread takes over this one's tasks.
-    pub(super) fn is_quick(&self) -> bool {
-        self.recent_sync < QUICK && self.log.has_room(SMALL)
     }
 
     /// Writes a small batch on the caller's thread. A panic stops the store for good, like one in
@@ -299,9 +283,7 @@ impl<C: Codec> Writer<C> {
 
     /// Syncs the log.
     fn sync(&mut self) -> Result<(), Fault> {
-        let begin = Instant::now();
         self.log.sync()?;
-        self.recent_sync = longest_recent(self.recent_sync, begin.elapsed());
         self.synced = Synced {
             revision: self.appended,
             segment: self.log.segment(),
@@ -419,24 +401,5 @@ impl<C: Codec> Writer<C> {
         }
         self.intake.end();
         self.stage.hub.close();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_slow_sync_counts_at_once_and_for_some_time() {
-        let quick = Duration::from_micros(100);
-        let slow = longest_recent(quick, Duration::from_millis(10));
-        assert!(slow >= QUICK);
-        let mut recent = slow;
-        let syncs = (0..).take_while(|_| {
-            recent = longest_recent(recent, quick);
-            recent >= QUICK
-        });
-        assert!((10..50).contains(&syncs.count()));
-        assert_eq!(longest_recent(quick, quick), quick);
     }
 }
