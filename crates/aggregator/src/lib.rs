@@ -60,7 +60,7 @@ pub struct Backend {
 }
 
 /// The documents of a backend.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Documents {
     discovery: discovery::LastDocument,
     /// Whether the last attempt to fetch discovery failed.
@@ -86,6 +86,15 @@ impl Backend {
         let place = place.trim_start_matches('/');
         let url = self.documents.load().openapi.url.clone()?;
         Some((place.to_owned(), url))
+    }
+
+    /// Changes the documents, also if another task changes them at the same time.
+    fn change_documents(&self, change: impl Fn(&mut Documents)) {
+        self.documents.rcu(|documents| {
+            let mut documents = Documents::clone(documents);
+            change(&mut documents);
+            documents
+        });
     }
 
     /// Its part of the OpenAPI v2 document.

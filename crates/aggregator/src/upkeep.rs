@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
-    Aggregator, Backend, Documents, GROUP, Metrics, PLURAL, Service, Target,
+    Aggregator, Backend, GROUP, Metrics, PLURAL, Service, Target,
     availability::{self, Verdict, View},
     discovery, openapi, path,
 };
@@ -359,26 +359,19 @@ impl Watching {
 }
 
 /// Fetches the documents of a backend. If that fails, the previous ones stay and are marked as
-/// stale.
+/// stale. Two fetches may overlap: each changes only what it found.
 async fn fetch(backend: &Backend) -> Result<(), String> {
-    let before = backend.documents.load_full();
     let (group, version) = (&backend.group, &backend.version);
+    let before = backend.documents.load_full();
     let found = discovery::fetch(&backend.link, group, version, &before.discovery).await;
-    let (discovery, failure) = match found {
-        Ok(seen) => (seen, None),
-        Err(why) => (before.discovery.clone(), Some(why)),
-    };
-    let documents = |openapi| Documents {
-        discovery: discovery.clone(),
-        stale: failure.is_some(),
-        openapi,
-    };
-    let openapi = before.openapi.clone();
-    backend.documents.store(Arc::new(documents(openapi)));
-    if let Some(why) = failure {
-        return Err(why);
-    }
+    backend.change_documents(|documents| {
+        documents.stale = found.is_err();
+        if let Ok(discovery) = &found {
+            documents.discovery.clone_from(discovery);
+        }
+    });
+    found?;
     let openapi = openapi::fetch(&backend.link, group, version, &before.openapi).await?;
-    backend.documents.store(Arc::new(documents(openapi)));
+    backend.change_documents(|documents| documents.openapi.clone_from(&openapi));
     Ok(())
 }
