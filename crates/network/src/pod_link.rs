@@ -74,9 +74,20 @@ pub(crate) async fn connect(namespace: &Path, link: PodLink) -> Result<()> {
 
 async fn connect_within(namespace: &Path, link: PodLink, within: Duration) -> Result<()> {
     let late = format!("connect link {}", link.host_link);
-    let late = |_| Error::NoAnswer(late.clone());
-    let turn = Turn::acquire().await;
-    let thread = timeout(within, THREADS.acquire()).await.map_err(late)?;
+    let late = || Error::NoAnswer(late.clone());
+    let mut turn = Turn::acquire().await;
+    let thread = match THREADS.try_acquire() {
+        Ok(thread) => thread,
+        // Others go on while this one waits.
+        Err(_) => {
+            drop(turn);
+            let thread = timeout(within, THREADS.acquire()).await;
+            // The semaphore is never closed.
+            let thread = thread.ok().and_then(Result::ok).ok_or_else(late)?;
+            turn = Turn::acquire().await;
+            thread
+        }
+    };
     let namespace = namespace.to_path_buf();
     let changing = turn.clone();
     let connected = netns::on_watching_thread(move |waiting| {
@@ -85,7 +96,7 @@ async fn connect_within(namespace: &Path, link: PodLink, within: Duration) -> Re
         drop(changing);
         carries(&mut made?, &link.host_link)
     });
-    timeout(within, connected).await.map_err(late)?
+    timeout(within, connected).await.map_err(|_| late())?
 }
 
 /// Returns a socket in the node's namespace.

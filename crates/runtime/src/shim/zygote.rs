@@ -12,6 +12,7 @@ use std::{
         unix::net::UnixStream,
     },
     process::{Child, ExitCode, Stdio},
+    time::Duration,
 };
 
 use nix::{
@@ -26,6 +27,8 @@ use crate::{
     wire::{Inbox, send_all},
 };
 
+/// How long a message waits while many others do. A zygote that does not take it then was stopped.
+const TAKES_WITHIN: Duration = Duration::from_secs(1);
 /// The number of standard streams.
 const STREAMS: usize = 3;
 
@@ -62,7 +65,7 @@ impl Zygote {
 impl Running {
     fn start(program: &Program) -> io::Result<Self> {
         let (socket, theirs) = UnixStream::pair()?;
-        socket.set_nonblocking(true)?;
+        socket.set_write_timeout(Some(TAKES_WITHIN))?;
         let mut command = program.command(reexec::SHIM);
         command
             .stdin(Stdio::from(OwnedFd::from(theirs)))
