@@ -468,7 +468,7 @@ impl Worker<'_> {
             allow_external_ips: self.proxy.config.allow_external_ips,
         };
         let service = self.sources.services.get(&key.0, &key.1);
-        self.note_announced(key, service.as_deref());
+        self.note_announced(key, service.as_deref(), nodes);
         let from_pool = service.as_deref().is_some_and(is_from_pool);
         let (mut wanted, check) = match service {
             None => (Vec::new(), None),
@@ -517,7 +517,12 @@ impl Worker<'_> {
         }
     }
 
-    fn note_announced(&mut self, key: &ServiceKey, service: Option<&Service>) {
+    fn note_announced(
+        &mut self,
+        key: &ServiceKey,
+        service: Option<&Service>,
+        nodes: &mut Option<NodeAddresses>,
+    ) {
         let node = &self.place.node;
         let mut addresses = service
             .map(|service| announced_by(service, node))
@@ -525,11 +530,10 @@ impl Worker<'_> {
         if !addresses.is_empty() {
             // Only a node itself may announce its addresses. Addresses of the pool belong to no
             // node.
-            let mut nodes = self.node_addresses();
-            if service.is_some_and(is_from_pool) {
-                nodes = nodes.only_own();
-            }
-            addresses.retain(|ip| !nodes.own.contains(ip) && !nodes.others.contains(ip));
+            let nodes = nodes.get_or_insert_with(|| self.node_addresses());
+            let from_pool = service.is_some_and(is_from_pool);
+            addresses
+                .retain(|ip| !nodes.own.contains(ip) && (from_pool || !nodes.others.contains(ip)));
         }
         let before = match addresses.is_empty() {
             true => self.announced.remove(key),

@@ -13,6 +13,7 @@ pub(super) fn run(asked: Scheduler) -> Result<()> {
         ..cluster::Options::default()
     };
     logging::start(&options, false)?;
+    allocator::purge_in_background();
     let document = asked
         .config
         .as_deref()
