@@ -131,7 +131,11 @@ mod tests {
         ];
         for (conditions, expected) in cases {
             let one = migration("one", 0, conditions);
-            assert_eq!(next_step(&one, &[one.clone()]), expected, "{conditions:?}");
+            assert_eq!(
+                next_step(&one, std::slice::from_ref(&one)),
+                expected,
+                "{conditions:?}"
+            );
         }
     }
 
